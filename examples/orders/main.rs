@@ -1,0 +1,2 @@
+//! Say it once.
+fn main() {}
