@@ -1,6 +1,7 @@
 //! What is said: the [`Event`] trait, what a derive fills in, and [`NewEvent`], one event about to be appended.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use chrono::{DateTime, Utc};
 use serde::{Serialize, de::DeserializeOwned};
@@ -383,9 +384,21 @@ pub struct Limits {
     pub max_event_bytes: usize,
 }
 
+impl Limits {
+    /// The limits in force in this process: the default, or less once a relay here has learnt what its broker takes.
+    pub fn in_force() -> Limits {
+        Limits { max_event_bytes: MAX_EVENT_BYTES.load(Ordering::Relaxed) }
+    }
+
+    /// A broker of this process takes no more than `max_payload` bytes.
+    pub(crate) fn lower_to(max_payload: usize) {
+        MAX_EVENT_BYTES.fetch_min(max_payload, Ordering::Relaxed);
+    }
+}
+
 impl Default for Limits {
     fn default() -> Self {
-        Limits { max_event_bytes: 1_000_000 }
+        Limits { max_event_bytes: DEFAULT_MAX_EVENT_BYTES }
     }
 }
 
@@ -484,6 +497,10 @@ pub(crate) fn is_traceparent(value: &str) -> bool {
         if hex(version, 2) && *version != "ff" && hex(trace, 32) && nonzero(trace)
             && hex(parent, 16) && nonzero(parent) && hex(flags, 2))
 }
+
+const DEFAULT_MAX_EVENT_BYTES: usize = 1_000_000;
+
+static MAX_EVENT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MAX_EVENT_BYTES);
 
 /// What the attribute names, times and numbers of one message take, generously.
 const ATTRIBUTE_BYTES: usize = 1_024;

@@ -1,5 +1,13 @@
 //! Stand-in.
 pub mod event;
+pub mod outbox;
+pub mod postgres;
 pub mod protocol;
+pub mod transaction;
 pub use event::{Aggregate, Command, Event, Kind, NewEvent};
-pub use tidings_macros::{Command, Event};
+pub use outbox::append::{self, Appended};
+pub use outbox::wake::all as wake;
+pub use postgres::{Database, migrate};
+#[cfg(feature = "sync")]
+pub use transaction::sync;
+pub use transaction::{Tx, transaction};

@@ -1,0 +1,250 @@
+//! A database: how to reach it, and the pool of its connections.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use diesel::{ConnectionError, ConnectionResult};
+use diesel_async::pooled_connection::deadpool::{Object, Pool as Deadpool};
+use diesel_async::pooled_connection::{AsyncDieselConnectionManager, ManagerConfig, RecyclingMethod};
+use diesel_async::{AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
+
+use super::statement::statement;
+
+/// Opens one connection, given the URL: the place for TLS.
+///
+/// The connection must be driven on the runtime that calls it, which `tokio::spawn` inside the closure does.
+pub type Connect = dyn Fn(String) -> BoxFuture<'static, ConnectionResult<AsyncPgConnection>> + Send + Sync;
+
+/// A PostgreSQL database and how to connect to it.
+///
+/// The URL is a secret: it appears in no log and no error.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidings::Database;
+///
+/// let database = Database::url("postgres://app:secret@127.0.0.1/shop")
+///     .pool_size(24)
+///     .statement_timeout(Duration::from_secs(30));
+/// assert!(!format!("{database:?}").contains("secret"));
+/// ```
+#[derive(Clone)]
+pub struct Database {
+    pub(crate) url: String,
+    pub(crate) connect: Option<Arc<Connect>>,
+    pub(crate) pool_size: usize,
+    pub(crate) partitions: Option<u16>,
+    pub(crate) statement_timeout: Duration,
+    pub(crate) lock_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+}
+
+impl Database {
+    /// A database by its URL, `postgres://user:password@host:port/name`. Without [`connect_with`](Self::connect_with)
+    /// connections are not encrypted.
+    pub fn url(url: impl Into<String>) -> Database {
+        Database {
+            url: url.into(),
+            connect: None,
+            pool_size: 16,
+            partitions: None,
+            statement_timeout: Duration::from_secs(30),
+            lock_timeout: Duration::from_secs(10),
+            connect_timeout: Duration::from_secs(5),
+        }
+    }
+
+    /// Opens connections with a closure of your own, for TLS. The session settings are made afterwards.
+    pub fn connect_with<F>(mut self, connect: F) -> Self
+    where
+        F: Fn(String) -> BoxFuture<'static, ConnectionResult<AsyncPgConnection>> + Send + Sync + 'static,
+    {
+        self.connect = Some(Arc::new(connect));
+        self
+    }
+
+    /// How many connections the pool may open, beside the one for leases. Default 16.
+    pub fn pool_size(mut self, connections: usize) -> Self {
+        self.pool_size = connections.max(1);
+        self
+    }
+
+    /// How many partitions [`migrate`](crate::migrate) lays out in a new database, 1 to 1,024. Default 4. A database
+    /// that has another number already is refused: the number is shared by all that append.
+    pub fn partitions(mut self, partitions: u16) -> Self {
+        self.partitions = Some(partitions);
+        self
+    }
+
+    /// How long one statement may take on the server, those of handlers included. Default 30 s.
+    pub fn statement_timeout(mut self, timeout: Duration) -> Self {
+        self.statement_timeout = timeout;
+        self
+    }
+
+    /// How long one statement may wait for a lock. Default 10 s.
+    pub fn lock_timeout(mut self, timeout: Duration) -> Self {
+        self.lock_timeout = timeout;
+        self
+    }
+
+    /// How long opening a connection may take. Default 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Opens a connection on the current runtime and makes the session settings.
+    pub(crate) async fn open(&self) -> Result<AsyncPgConnection, Error> {
+        let opening = async {
+            let mut connection = match &self.connect {
+                Some(connect) => connect(self.url.clone()).await,
+                None => self.connect_plain().await,
+            }
+            .map_err(Error::connect)?;
+            connection.batch_execute(&self.session_settings()).await.map_err(Error::Query)?;
+            Ok(connection)
+        };
+        tokio::time::timeout(self.connect_timeout, opening).await.unwrap_or(Err(Error::ConnectTimeout))
+    }
+
+    async fn connect_plain(&self) -> ConnectionResult<AsyncPgConnection> {
+        let mut config: tokio_postgres::Config =
+            self.url.parse().map_err(|_| ConnectionError::InvalidConnectionUrl(NOT_A_URL.into()))?;
+        config
+            .connect_timeout(self.connect_timeout)
+            .keepalives_idle(Duration::from_secs(15))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(3)
+            .tcp_user_timeout(Duration::from_secs(30));
+        if config.get_application_name().is_none() {
+            config.application_name("tidings");
+        }
+        let (client, connection) = config
+            .connect(tokio_postgres::NoTls)
+            .await
+            .map_err(|error| ConnectionError::BadConnection(error.to_string()))?;
+        AsyncPgConnection::try_from_client_and_connection(client, connection).await
+    }
+
+    /// READ COMMITTED whatever the server's default: the inbox and the claim look for what others committed meanwhile.
+    /// The server checks now and then that we are still there, so that a lost client's locks do not outlive it.
+    fn session_settings(&self) -> String {
+        let (statement, lock) = (self.statement_timeout.as_millis(), self.lock_timeout.as_millis());
+        let idle = (self.statement_timeout * 2).as_millis();
+        let check = if cfg!(target_os = "linux") { "SET client_connection_check_interval = 5000;" } else { "" };
+        format!(
+            "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+             SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
+             SET idle_in_transaction_session_timeout = {idle}; {check}"
+        )
+    }
+}
+
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database")
+            .field("pool_size", &self.pool_size)
+            .field("partitions", &self.partitions)
+            .field("statement_timeout", &self.statement_timeout)
+            .field("lock_timeout", &self.lock_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why the database could not be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No connection.
+    #[error("cannot connect to PostgreSQL: {0}")]
+    Connect(String),
+    /// No connection in time.
+    #[error("PostgreSQL did not answer within the connect timeout: is it running, and reachable from here?")]
+    ConnectTimeout,
+    /// All connections of the pool are in use.
+    #[error("no connection of the pool became free in time: raise `Database::pool_size` or lower the consumers' `concurrency`")]
+    PoolExhausted,
+    /// A statement failed.
+    #[error("a statement failed: {0}")]
+    Query(#[from] diesel::result::Error),
+    /// The schema `tidings` is not there, or not what this program needs.
+    #[error("{0}")]
+    Schema(String),
+    /// The engine is shutting down.
+    #[error("the engine is stopping")]
+    Stopping,
+}
+
+impl Error {
+    fn connect(error: ConnectionError) -> Error {
+        match error {
+            ConnectionError::InvalidConnectionUrl(_) => Error::Connect(NOT_A_URL.into()),
+            other => Error::Connect(other.to_string()),
+        }
+    }
+}
+
+/// A connection out of the pool; it goes back when dropped, unless it is broken or inside a transaction.
+pub(crate) type Connection = Object<AsyncPgConnection>;
+
+/// The shared connections of one database, all opened on the engine.
+#[derive(Clone)]
+pub(crate) struct Pool {
+    inner: Deadpool<AsyncPgConnection>,
+    engine: Handle,
+    wait: Duration,
+}
+
+impl Pool {
+    pub(crate) fn new(database: &Database, engine: Handle) -> Pool {
+        let opener = database.clone();
+        let mut config = ManagerConfig::default();
+        // A connection that died is noticed at its next use, and nothing is counted for it: no round trip a checkout.
+        config.recycling_method = RecyclingMethod::Fast;
+        config.custom_setup = Box::new(move |_| {
+            let opener = opener.clone();
+            async move { opener.open().await.map_err(|error| ConnectionError::BadConnection(error.to_string())) }.boxed()
+        });
+        let manager = AsyncDieselConnectionManager::new_with_config("opened by the set-up closure", config);
+        let inner = Deadpool::builder(manager)
+            .max_size(database.pool_size)
+            .build()
+            .expect("a pool without timeouts of its own needs no runtime");
+        Pool { inner, engine, wait: database.connect_timeout * 2 }
+    }
+
+    /// A connection, from any runtime: it is opened on the engine.
+    pub(crate) async fn get(&self) -> Result<Connection, Error> {
+        let (inner, wait) = (self.inner.clone(), self.wait);
+        let getting = self.engine.spawn(async move { tokio::time::timeout(wait, inner.get()).await });
+        match getting.await {
+            Ok(Ok(Ok(connection))) => Ok(connection),
+            Ok(Ok(Err(error))) => Err(Error::Connect(error.to_string())),
+            Ok(Err(_)) => Err(Error::PoolExhausted),
+            Err(_) => Err(Error::Stopping),
+        }
+    }
+
+    /// Closes idle connections; those in use are closed when they come back.
+    pub(crate) fn close(&self) {
+        self.inner.close();
+    }
+}
+
+statement! {
+    /// The server process behind a connection, so that it can be ended when a commit's answer was lost.
+    pub(crate) struct BackendPid {} -> diesel::sql_types::Integer;
+    "SELECT pg_backend_pid()"
+}
+
+/// The server process behind a connection.
+pub(crate) async fn pid_of(connection: &mut AsyncPgConnection) -> diesel::QueryResult<i32> {
+    RunQueryDsl::get_result(BackendPid {}, connection).await
+}
+
+const NOT_A_URL: &str = "the database URL is not of the form postgres://user:password@host:port/name";

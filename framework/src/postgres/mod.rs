@@ -1,0 +1,16 @@
+//! PostgreSQL: how connections are opened and shared, the schema, and what its errors mean.
+
+mod classify;
+mod database;
+mod engine;
+mod migrate;
+#[macro_use]
+mod statement;
+
+pub(crate) use classify::{Fault, classify};
+pub use database::{Connect, Database, Error};
+pub(crate) use database::{Connection, Pool, pid_of};
+pub(crate) use engine::Engine;
+pub(crate) use migrate::check_schema;
+pub use migrate::{LATEST, Migration, migrate, migrations, revert};
+pub(crate) use statement::statement;

@@ -1,0 +1,181 @@
+//! The transaction that makes a fact true and appends its event.
+
+#[cfg(feature = "sync")]
+pub mod sync;
+
+use diesel::result::Error as DieselError;
+use diesel_async::{AnsiTransactionManager, AsyncConnection, AsyncPgConnection, RunQueryDsl, TransactionManager};
+
+use crate::event::{IntoNewEvent, Limits, NewEvent};
+use crate::outbox::append::{AppendBatch, AppendOne, Appended, Cause, Error, prepare};
+use crate::outbox::wake;
+use crate::postgres::statement;
+
+/// A transaction into which events can be appended. It exists only inside one: lent by [`transaction`], joined by
+/// [`Tx::join`], or handed to a consumer's handler.
+///
+/// An append outside a transaction does not compile:
+///
+/// ```compile_fail
+/// # async fn example(conn: &mut diesel_async::AsyncPgConnection, event: tidings::NewEvent) {
+/// conn.append(event).await;
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Tx<'c> {
+    conn: Conn<'c>,
+    cause: Cause,
+    appended: bool,
+}
+
+/// `AsyncPgConnection` has no `Debug`.
+struct Conn<'c>(&'c mut AsyncPgConnection);
+
+impl std::fmt::Debug for Conn<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AsyncPgConnection")
+    }
+}
+
+/// Runs `work` in a transaction: what it changes and what it appends commit together, or not at all.
+///
+/// Commits when `work` returns `Ok`, rolls back when it returns `Err`. If a database error was swallowed inside, the
+/// transaction is aborted on the server and this returns that error instead of `Ok`: PostgreSQL would answer the
+/// commit of such a transaction with a rollback, silently. After the commit the relay in this process is woken.
+///
+/// On a connection that is in a transaction already, this is a savepoint of it.
+///
+/// ```no_run
+/// use diesel_async::{AsyncPgConnection, RunQueryDsl};
+/// use serde::{Deserialize, Serialize};
+/// use tidings::Event;
+///
+/// #[derive(Event, Serialize, Deserialize)]
+/// #[event(type = "exports.completed", aggregate = "job", key = job_id)]
+/// struct ExportCompleted { job_id: String, rows: i64 }
+///
+/// # async fn example(conn: &mut AsyncPgConnection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+/// tidings::transaction(conn, async |tx| {
+///     diesel::sql_query("UPDATE jobs SET state = 'succeeded' WHERE id = 'job-42'").execute(tx.conn()).await?;
+///     tx.append(&ExportCompleted { job_id: "job-42".into(), rows: 7 }).await?;
+///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+/// })
+/// .await
+/// # }
+/// ```
+///
+/// # Errors
+/// Those of `work`, and those of the database as your error type makes them of [`diesel::result::Error`]. An error while
+/// the commit was under way means that its outcome is unknown: repeat with the same event ids, which appends nothing twice.
+pub async fn transaction<T, E, F>(conn: &mut AsyncPgConnection, work: F) -> Result<T, E>
+where
+    F: AsyncFnOnce(&mut Tx<'_>) -> Result<T, E>,
+    E: From<DieselError>,
+{
+    AnsiTransactionManager::begin_transaction(conn).await?;
+    let mut tx = Tx::new(conn, Cause::default());
+    let result = work(&mut tx).await;
+    let appended = tx.appended;
+    let value = match result {
+        Ok(value) => value,
+        Err(error) => {
+            // The cause matters more than a rollback that failed too; the connection counts as broken then.
+            let _ = AnsiTransactionManager::rollback_transaction(conn).await;
+            return Err(error);
+        }
+    };
+    if let Err(aborted) = RunQueryDsl::execute(StillAlive {}, conn).await {
+        let _ = AnsiTransactionManager::rollback_transaction(conn).await;
+        return Err(aborted.into());
+    }
+    AnsiTransactionManager::commit_transaction(conn).await?;
+    if appended {
+        wake::all();
+    }
+    Ok(value)
+}
+
+impl<'c> Tx<'c> {
+    pub(crate) fn new(conn: &'c mut AsyncPgConnection, cause: Cause) -> Tx<'c> {
+        Tx { conn: Conn(conn), cause, appended: false }
+    }
+
+    /// Joins the transaction that a connection is in, for code inside `conn.transaction(…)`.
+    ///
+    /// The relay is not woken by the commit, which this does not see; it finds the events when it looks next, within
+    /// half a second. Call [`wake`](crate::wake) after the commit to save that time.
+    ///
+    /// # Errors
+    /// [`Error::NotInTransaction`] if the connection is in none.
+    ///
+    /// ```no_run
+    /// use diesel_async::{AsyncConnection, AsyncPgConnection};
+    /// use tidings::{NewEvent, Tx};
+    ///
+    /// # async fn example(conn: &mut AsyncPgConnection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// conn.transaction(async |conn| {
+    ///     Tx::join(conn)?.append(NewEvent::raw("orders.created", "{}")).await?;
+    ///     Ok(())
+    /// })
+    /// .await
+    /// # }
+    /// ```
+    pub fn join(conn: &'c mut AsyncPgConnection) -> Result<Tx<'c>, Error> {
+        let status = AnsiTransactionManager::transaction_manager_status_mut(conn);
+        match status.transaction_depth() {
+            Ok(Some(_)) => Ok(Tx::new(conn, Cause::default())),
+            Ok(None) => Err(Error::NotInTransaction),
+            Err(error) => Err(Error::Query(error)),
+        }
+    }
+
+    /// The connection, for your own statements in the same transaction. Do not commit or roll back on it.
+    pub fn conn(&mut self) -> &mut AsyncPgConnection {
+        self.conn.0
+    }
+
+    /// Appends one event: a reference to an [`Event`](crate::Event), or a [`NewEvent`].
+    ///
+    /// # Errors
+    /// See [`Error`]; after all but [`Error::Invalid`] the transaction must be rolled back.
+    pub async fn append(&mut self, event: impl IntoNewEvent) -> Result<Appended, Error> {
+        let event = prepare(event.into_new_event()?, &self.cause, &Limits::in_force())?;
+        let row: (i64, Option<i64>, Option<i64>, String) =
+            RunQueryDsl::get_result(AppendOne::from(event), self.conn.0).await?;
+        self.appended = true;
+        Ok(row.into())
+    }
+
+    /// Appends many events in one call, in their order; much cheaper than one by one.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append), and [`Error::TooMany`]. It is all or nothing.
+    pub async fn append_all<I>(&mut self, events: I) -> Result<Vec<Appended>, Error>
+    where
+        I: IntoIterator,
+        I::Item: IntoNewEvent,
+    {
+        let limits = Limits::in_force();
+        let events = events
+            .into_iter()
+            .map(|event| prepare(event.into_new_event()?, &self.cause, &limits))
+            .collect::<Result<Vec<NewEvent>, _>>()?;
+        if events.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows: Vec<(i64, Option<i64>, Option<i64>, String)> =
+            RunQueryDsl::load(AppendBatch::of(events)?, self.conn.0).await?;
+        self.appended = true;
+        Ok(rows.into_iter().map(Appended::from).collect())
+    }
+
+    pub(crate) fn has_appended(&self) -> bool {
+        self.appended
+    }
+}
+
+statement! {
+    /// Fails in an aborted transaction, where COMMIT would answer ROLLBACK and the driver report success.
+    pub(crate) struct StillAlive {} -> diesel::sql_types::Integer;
+    "SELECT 1"
+}
