@@ -1,9 +1,13 @@
 //! Stand-in.
+pub mod broker;
+pub mod envelope;
 pub mod event;
 pub mod outbox;
 pub mod postgres;
 pub mod protocol;
 pub mod transaction;
+pub use broker::JetStream;
+pub use envelope::{Envelope, Received};
 pub use event::{Aggregate, Command, Event, Kind, NewEvent};
 pub use outbox::append::{self, Appended};
 pub use outbox::wake::all as wake;

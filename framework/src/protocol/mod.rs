@@ -1,2 +1,10 @@
 //! Decisions only: values and `now` in, values out. No async, no diesel, no NATS, no actix, no clock, no randomness.
+
+pub mod attempt;
+pub mod backoff;
+pub mod breaker;
+pub mod lease;
+pub mod lanes;
+pub mod outcome;
+pub mod pace;
 pub mod token;

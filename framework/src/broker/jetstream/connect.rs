@@ -1,0 +1,61 @@
+//! Connections to NATS.
+
+use std::time::Duration;
+
+use async_nats::connection::State;
+use async_nats::jetstream::Context;
+use async_nats::jetstream::context::ContextBuilder;
+use tokio::sync::Mutex;
+
+use super::JetStream;
+use crate::broker::Error;
+
+/// The one connection that consumers, discovery and probes share.
+#[derive(Default)]
+pub(super) struct Shared(Mutex<Option<Context>>);
+
+impl JetStream {
+    /// The shared connection, opened at first use. It reconnects by itself, for ever.
+    pub(super) async fn shared_context(&self) -> Result<Context, Error> {
+        let mut shared = self.shared.0.lock().await;
+        if let Some(context) = &*shared {
+            return Ok(context.clone());
+        }
+        let context = self.own_context().await?;
+        *shared = Some(context.clone());
+        Ok(context)
+    }
+
+    /// A connection of its own, so that what it has not sent dies with it.
+    pub(super) async fn own_context(&self) -> Result<Context, Error> {
+        let options = (self.options)()
+            .ping_interval(Duration::from_secs(5))
+            .connection_timeout(Duration::from_secs(5))
+            .request_timeout(Some(self.ack_timeout))
+            .max_reconnects(None)
+            .reconnect_delay_callback(|attempts| {
+                let doublings = u32::try_from(attempts.min(6)).unwrap_or(6);
+                Duration::from_millis(25 * 2u64.pow(doublings))
+            })
+            .event_callback(|event| async move { tracing::debug!(target: "tidings::nats", "{event}") });
+        let connecting = options.connect(self.url.as_str());
+        let client = match tokio::time::timeout(Duration::from_secs(10), connecting).await {
+            Ok(Ok(client)) => client,
+            // The kind only: the source of the error may hold the URL.
+            Ok(Err(error)) => return Err(Error::Unreachable(error.kind().to_string())),
+            Err(_) => return Err(Error::Unreachable("no connection within 10 s".into())),
+        };
+        Ok(ContextBuilder::new()
+            .timeout(self.ack_timeout)
+            .ack_timeout(self.ack_timeout)
+            .max_ack_inflight(MAX_ACK_INFLIGHT)
+            .build(client))
+    }
+}
+
+/// Whether a publish would go out now; otherwise it would only be queued, and sent whenever the server is back.
+pub(super) fn is_connected(context: &Context) -> bool {
+    context.client().connection_state() == State::Connected
+}
+
+const MAX_ACK_INFLIGHT: usize = 5_000;

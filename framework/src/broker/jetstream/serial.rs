@@ -1,0 +1,143 @@
+//! Publishing, and what the answers mean. The *serial* strategy: the relay keeps at most one message of a lane in flight.
+
+use std::time::{Duration, Instant};
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::publish::PublishAck;
+use async_nats::jetstream::stream::RawMessageErrorKind;
+use async_nats::jetstream::{self, Context};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use super::connect::is_connected;
+use super::provision::Provisioned;
+use crate::broker::{Message, Outcome, Publisher, Refusal, Stored, Unclear};
+use crate::protocol::outcome::of_error;
+
+pub(super) struct Serial {
+    context: Context,
+    stream: Provisioned,
+    ack_timeout: Duration,
+}
+
+impl Serial {
+    pub(super) fn new(context: Context, stream: Provisioned, ack_timeout: Duration) -> Serial {
+        Serial { context, stream, ack_timeout }
+    }
+}
+
+impl Publisher for Serial {
+    fn send(&self, message: Message) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
+        async move {
+            // A disconnected client would queue the message, and send it long after we gave up on it.
+            if !is_connected(&self.context) {
+                return futures_util::future::ready(Outcome::Unavailable).boxed();
+            }
+            let Some(headers) = header_map(&message) else {
+                return futures_util::future::ready(Outcome::Refused(Refusal::Header)).boxed();
+            };
+            let id = message.message_id;
+            let deadline = Instant::now() + self.ack_timeout;
+            let publish = PublishMessage::build().payload(message.payload).headers(headers).message_id(&id);
+            match self.context.send_publish(message.subject, publish).await {
+                Err(error) => futures_util::future::ready(outcome_of(&error)).boxed(),
+                Ok(acknowledgement) => {
+                    let (context, stream) = (self.context.clone(), self.stream.name.clone());
+                    async move {
+                        let answer = tokio::time::timeout_at(deadline.into(), acknowledgement.into_future()).await;
+                        match answer {
+                            Err(_) => Outcome::Unconfirmed(Unclear::TimedOut),
+                            Ok(Err(error)) => outcome_of(&error),
+                            Ok(Ok(ack)) => believe(&context, &stream, ack, &id).await,
+                        }
+                    }
+                    .boxed()
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn probe(&self) -> BoxFuture<'_, bool> {
+        async {
+            let asking = self.context.get_stream(&self.stream.name);
+            is_connected(&self.context) && tokio::time::timeout(self.ack_timeout, asking).await.is_ok_and(|a| a.is_ok())
+        }
+        .boxed()
+    }
+
+    fn incarnation(&self) -> i64 {
+        self.stream.incarnation
+    }
+
+    fn max_message_bytes(&self) -> usize {
+        self.stream.max_message_bytes
+    }
+}
+
+/// A duplicate answer is believed only after the message at its sequence was read and bears this id: another message
+/// with the same id is answered the same way, and after a purge the sequence may hold nothing.
+async fn believe(context: &Context, stream: &str, ack: PublishAck, id: &str) -> Outcome {
+    let stored = Outcome::Stored(Stored { stream_seq: ack.sequence, duplicate: ack.duplicate });
+    if ack.stream != stream {
+        return Outcome::Unconfirmed(Unclear::NotOurs);
+    }
+    if !ack.duplicate {
+        return stored;
+    }
+    let Ok(handle) = context.get_stream_no_info(stream).await else {
+        return Outcome::Unconfirmed(Unclear::TimedOut);
+    };
+    match handle.get_raw_message(ack.sequence).await {
+        Ok(there) if there.headers.get("Nats-Msg-Id").is_some_and(|value| value.as_str() == id) => stored,
+        Ok(_) => Outcome::Unconfirmed(Unclear::NotOurs),
+        Err(error) => match error.kind() {
+            RawMessageErrorKind::JetStream(_) | RawMessageErrorKind::NoMessageFound | RawMessageErrorKind::InvalidSubject => {
+                Outcome::Unconfirmed(Unclear::NotOurs)
+            }
+            RawMessageErrorKind::Other => Outcome::Unconfirmed(Unclear::TimedOut),
+        },
+    }
+}
+
+fn outcome_of(error: &PublishError) -> Outcome {
+    match error.kind() {
+        PublishErrorKind::TimedOut => Outcome::Unconfirmed(Unclear::TimedOut),
+        PublishErrorKind::BrokenPipe => Outcome::Unconfirmed(Unclear::ConnectionLost),
+        PublishErrorKind::StreamNotFound | PublishErrorKind::MaxAckPending => Outcome::Unavailable,
+        PublishErrorKind::WrongLastSequence | PublishErrorKind::WrongLastMessageId => Outcome::OutOfStep,
+        PublishErrorKind::MaxPayloadExceeded => Outcome::Refused(Refusal::TooLarge),
+        PublishErrorKind::Other => of_source(error),
+    }
+}
+
+/// The code is in the source of the error: the kinds cover few of them.
+fn of_source(error: &PublishError) -> Outcome {
+    let Some(source) = std::error::Error::source(error) else { return Outcome::Unconfirmed(Unclear::ConnectionLost) };
+    if let Some(answer) = source.downcast_ref::<jetstream::Error>() {
+        return of_error(answer.error_code().0, u16::try_from(answer.code()).unwrap_or(0));
+    }
+    if source.downcast_ref::<async_nats::client::PublishError>().is_some_and(|e| {
+        matches!(e.kind(), async_nats::client::PublishErrorKind::InvalidSubject)
+    }) {
+        return Outcome::Refused(Refusal::Subject);
+    }
+    Outcome::Unconfirmed(Unclear::ConnectionLost)
+}
+
+/// `None` if a name or a value cannot be sent.
+fn header_map(message: &Message) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &message.headers {
+        let lower = name.to_ascii_lowercase();
+        if lower.starts_with("nats-") {
+            return None;
+        }
+        let name: async_nats::HeaderName = name.parse().ok()?;
+        let value: async_nats::HeaderValue = value.parse().ok()?;
+        headers.append(name, value);
+    }
+    Some(headers)
+}

@@ -1,0 +1,39 @@
+//! Names of streams, subjects and durables.
+
+use crate::envelope::Envelope;
+use crate::protocol::token::{NO_AGGREGATE, escape};
+
+/// The stream of a partition. Distinct sources and partitions have distinct names: the last `_` ends the source.
+pub(super) fn stream_name(source: &str, partition: i32) -> String {
+    format!("{}_{partition}", escape(source))
+}
+
+/// All subjects of a partition.
+pub(super) fn subjects_of(source: &str, partition: i32) -> String {
+    format!("{}.{partition}.>", escape(source))
+}
+
+/// Where an event is published: `<source>.<partition>.evt.<aggregate-type>.<type>`, or
+/// `<source>.<partition>.cmd.<consumer>.<type>`.
+pub(crate) fn subject_of(envelope: &Envelope, partition: i32) -> String {
+    let (source, r#type) = (escape(&envelope.source), escape(&envelope.r#type));
+    match &envelope.recipient {
+        Some(recipient) => format!("{source}.{partition}.cmd.{}.{type}", escape(recipient)),
+        None => {
+            let aggregate = envelope.aggregate.as_ref().map_or(NO_AGGREGATE.into(), |a| escape(&a.r#type));
+            format!("{source}.{partition}.evt.{aggregate}.{type}")
+        }
+    }
+}
+
+/// What a consumer of these event types listens to on one partition.
+pub(super) fn filters(source: &str, partition: i32, consumer: &str, event_types: &[String], commands: bool) -> Vec<String> {
+    let prefix = format!("{}.{partition}", escape(source));
+    let events = event_types.iter().map(|r#type| format!("{prefix}.evt.*.{}", escape(r#type)));
+    events.chain(commands.then(|| format!("{prefix}.cmd.{}.>", escape(consumer)))).collect()
+}
+
+/// The durable of a consumer.
+pub(super) fn durable_name(consumer: &str) -> String {
+    escape(consumer)
+}

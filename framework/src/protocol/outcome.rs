@@ -1,0 +1,137 @@
+//! What a broker's answer to a publish means, by code, never by text.
+
+/// The outcome of one publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The broker has it.
+    Stored(Stored),
+    /// It is neither known to be stored nor known not to be: the same id goes again.
+    Unconfirmed(Unclear),
+    /// The broker cannot take anything now, or not this subject.
+    Unavailable,
+    /// The broker will never take this event as it is.
+    Refused(Refusal),
+    /// The stream stands elsewhere than expected.
+    OutOfStep,
+}
+
+/// Where the broker stored an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stored {
+    /// The sequence in the stream.
+    pub stream_seq: u64,
+    /// The stream had it already, from an earlier try.
+    pub duplicate: bool,
+}
+
+/// Why an outcome is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Unclear {
+    /// No answer in time.
+    TimedOut,
+    /// The connection went away.
+    ConnectionLost,
+    /// An answer with a code that is not in the table.
+    Code(u64),
+    /// A duplicate answer, and at its sequence stands something else.
+    NotOurs,
+}
+
+/// Why an event will never be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// Larger than the server or the stream takes.
+    TooLarge,
+    /// A subject that cannot be published to.
+    Subject,
+    /// A header that cannot be sent.
+    Header,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Refusal::TooLarge => "larger than the broker takes: store the data elsewhere and append a reference, or raise max_payload and the stream's max_msg_size",
+            Refusal::Subject => "its type or aggregate type makes no valid subject: see the field names in `tidings.event`",
+            Refusal::Header => "a header that the broker cannot carry, or that is reserved: see `headers` in `tidings.event`",
+        })
+    }
+}
+
+impl std::fmt::Display for Unclear {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unclear::TimedOut => f.write_str("no acknowledgement in time"),
+            Unclear::ConnectionLost => f.write_str("the connection to the broker was lost"),
+            Unclear::Code(code) => write!(f, "the broker answered with error code {code}"),
+            Unclear::NotOurs => f.write_str("the broker called it a duplicate, but another message stands there"),
+        }
+    }
+}
+
+/// The outcome that an error answer stands for: `code` is JetStream's, `status` the HTTP-like one beside it.
+pub fn of_error(code: u64, status: u16) -> Outcome {
+    match code {
+        // message size exceeds maximum allowed; header size exceeds maximum allowed
+        10054 | 10097 => Outcome::Refused(Refusal::TooLarge),
+        // wrong last sequence, in its two wordings
+        10071 | 10164 => Outcome::OutOfStep,
+        // JetStream not enabled (for the account), stream not found, stream offline, out of store, sealed
+        10039 | 10076 | 10059 | 10118 | 10194 | 10023 | 10047 | 10028 | 10077 | 10109 => Outcome::Unavailable,
+        _ if status == 503 => Outcome::Unavailable,
+        other => Outcome::Unconfirmed(Unclear::Code(other)),
+    }
+}
+
+/// What follows for the event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// Record the evidence and end the pending row.
+    Confirm(Stored),
+    /// Nothing is counted: hold the lane a moment, and ask whether the broker is there at all.
+    Wait,
+    /// The broker answered for this very event: record the failed attempt and back off.
+    Retry(String),
+    /// Set it aside.
+    Die(String),
+}
+
+/// What follows from an outcome. An outage burns no attempts; what is unclear is neither failed nor stored.
+pub fn next(outcome: &Outcome) -> Next {
+    match outcome {
+        Outcome::Stored(stored) => Next::Confirm(*stored),
+        Outcome::Unconfirmed(unclear @ (Unclear::Code(_) | Unclear::NotOurs)) => Next::Retry(unclear.to_string()),
+        Outcome::Unconfirmed(Unclear::TimedOut | Unclear::ConnectionLost) | Outcome::Unavailable => Next::Wait,
+        Outcome::OutOfStep => Next::Retry("the stream stands elsewhere than expected: does something else publish to it?".into()),
+        Outcome::Refused(refusal) => Next::Die(refusal.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn an_answer_nobody_listed_is_neither_stored_nor_final(code: u64, status in 400u16..600) {
+            let outcome = of_error(code, status);
+            prop_assert!(!matches!(outcome, Outcome::Stored(_)));
+            if !matches!(code, 10054 | 10097) {
+                prop_assert!(!matches!(next(&outcome), Next::Die(_)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_stream_waits_and_a_large_message_dies() {
+        assert_eq!(next(&of_error(10077, 503)), Next::Wait);
+        assert!(matches!(next(&of_error(10054, 400)), Next::Die(_)));
+    }
+
+    #[test]
+    fn silence_counts_nothing() {
+        assert_eq!(next(&Outcome::Unconfirmed(Unclear::TimedOut)), Next::Wait);
+        assert_eq!(next(&Outcome::Unconfirmed(Unclear::ConnectionLost)), Next::Wait);
+    }
+}
