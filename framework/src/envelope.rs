@@ -11,7 +11,8 @@ use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
-use crate::event::{Aggregate, Kind, Version, is_traceparent};
+use crate::event::{Aggregate, Kind, Version, check_header, is_traceparent};
+use crate::protocol::outcome::Refusal;
 use crate::protocol::token::{self, Unfit};
 
 /// An event as a consumer gets it: everything but the decoded value.
@@ -198,6 +199,19 @@ impl Envelope {
             headers: own_headers(&lower),
             data,
         })
+    }
+
+    /// Whether it can be published at all; SQL producers append without the checks of [`NewEvent`](crate::NewEvent).
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        let tokens = [Some(&self.r#type), self.recipient.as_ref(), self.aggregate.as_ref().map(|a| &a.r#type)];
+        let names = [Some(&self.id), self.aggregate.as_ref().map(|a| &a.id)];
+        let fit = tokens.into_iter().flatten().all(|token| token::check_token(token).is_ok())
+            && names.into_iter().flatten().all(|name| token::check_name(name).is_ok());
+        if !fit {
+            return Some(Refusal::Subject);
+        }
+        let headers = self.headers.iter().all(|(name, value)| check_header(name, value).is_ok());
+        (!headers).then_some(Refusal::Header)
     }
 
     /// `source#id`: the identity that the broker's window for duplicates compares.

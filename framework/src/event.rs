@@ -475,7 +475,7 @@ fn check_value(field: &str, value: &str, required: bool) -> Result<(), Invalid> 
     Err(Invalid { field: field.into(), problem })
 }
 
-fn check_header(name: &str, value: &str) -> Result<(), Invalid> {
+pub(crate) fn check_header(name: &str, value: &str) -> Result<(), Invalid> {
     let field = || format!("header {}", name.escape_debug());
     named(&field(), token::check_name(name))?;
     if !name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')) {

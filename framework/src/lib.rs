@@ -1,12 +1,17 @@
 //! Stand-in.
 pub mod broker;
+pub mod consumer;
 pub mod envelope;
 pub mod event;
+mod failpoint;
+mod inbox;
 pub mod outbox;
 pub mod postgres;
 pub mod protocol;
+pub mod telemetry;
 pub mod transaction;
 pub use broker::JetStream;
+pub use consumer::{Consumer, Handle};
 pub use envelope::{Envelope, Received};
 pub use event::{Aggregate, Command, Event, Kind, NewEvent};
 pub use outbox::append::{self, Appended};

@@ -82,6 +82,7 @@ CREATE TABLE tidings.partition (
     owner               uuid,
     epoch               bigint NOT NULL DEFAULT 0,      -- grows by one with each change of owner
     lease_until         timestamptz,                    -- of the owner; without one, since when there is none
+    lease_ttl           interval,                       -- as it was renewed: a lease longer than that means a clock was set back
     anchor_incarnation  bigint,                         -- of the last confirmation
     anchor_stream_seq   bigint,
     anchor_id_hash      bigint

@@ -6,6 +6,7 @@
 pub mod jetstream;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -63,6 +64,9 @@ pub trait Broker: Send + Sync + 'static {
 
     /// Makes or updates the durable consumer of a stream and starts to receive.
     fn subscribe(&self, subscription: SubscriptionSpec) -> BoxFuture<'_, Result<Box<dyn Subscription>, Error>>;
+
+    /// Sends out what was settled and is still in a buffer, at the end of a drain.
+    fn flush(&self) -> BoxFuture<'_, ()>;
 }
 
 /// A publishing connection of one owner of a partition. Dropping it drops what it has not sent yet.
@@ -144,7 +148,7 @@ pub struct Delivery {
     /// How often it was delivered, this time included, by the broker's count.
     pub delivered: u64,
     /// How to settle it.
-    pub settle: Box<dyn Settle>,
+    pub settle: Arc<dyn Settle>,
 }
 
 impl fmt::Debug for Delivery {

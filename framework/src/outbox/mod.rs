@@ -1,4 +1,10 @@
-//! The outbox: from the append in a business transaction to the confirmation by the broker.
+//! The outbox: from the append in a business transaction to the confirmation by the broker. One verb a file.
 
 pub mod append;
+mod claim;
+mod confirm;
+mod dead;
+pub(crate) mod lease;
+pub(crate) mod publish;
+mod release;
 pub(crate) mod wake;

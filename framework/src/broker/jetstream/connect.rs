@@ -26,6 +26,10 @@ impl JetStream {
         Ok(context)
     }
 
+    pub(super) async fn shared_if_open(&self) -> Option<Context> {
+        self.shared.0.lock().await.clone()
+    }
+
     /// A connection of its own, so that what it has not sent dies with it.
     pub(super) async fn own_context(&self) -> Result<Context, Error> {
         let options = (self.options)()

@@ -123,6 +123,15 @@ impl Broker for JetStream {
     fn subscribe(&self, subscription: SubscriptionSpec) -> BoxFuture<'_, Result<Box<dyn Subscription>, Error>> {
         async move { subscribe::subscribe(self.shared_context().await?, subscription).await }.boxed()
     }
+
+    fn flush(&self) -> BoxFuture<'_, ()> {
+        async {
+            if let Some(context) = self.shared_if_open().await {
+                let _ = tokio::time::timeout(self.ack_timeout, context.client().flush()).await;
+            }
+        }
+        .boxed()
+    }
 }
 
 pub(crate) use subject::subject_of;

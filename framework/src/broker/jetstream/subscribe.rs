@@ -34,7 +34,8 @@ pub(super) async fn subscribe(context: Context, spec: SubscriptionSpec) -> Resul
             Err(error) => return Err(refused(error.to_string())),
         },
     };
-    Ok(Box::new(Pull { consumer, state: State::Idle }))
+    let max_payload = context.client().max_payload();
+    Ok(Box::new(Pull { consumer, max_payload, state: State::Idle }))
 }
 
 fn durable(name: &str, spec: &SubscriptionSpec, filter_subjects: Vec<String>) -> pull::Config {
@@ -77,6 +78,7 @@ async fn update(stream: &Stream, existing: PullConsumer, spec: &SubscriptionSpec
 /// Pulls as much as there is room for, and the next time when that has come in: what is in hand is what was asked for.
 struct Pull {
     consumer: PullConsumer,
+    max_payload: usize,
     state: State,
 }
 
@@ -122,8 +124,10 @@ impl Subscription for Pull {
 impl Pull {
     fn ask(&self, room: Room) -> BoxFuture<'static, Result<pull::Batch, pull::BatchError>> {
         let consumer = self.consumer.clone();
+        // A single message must always fit, or it would never come.
+        let bytes = room.bytes.max(self.max_payload);
         async move {
-            consumer.batch().max_messages(room.messages).max_bytes(room.bytes).expires(PULL_EXPIRES).messages().await
+            consumer.batch().max_messages(room.messages).max_bytes(bytes).expires(PULL_EXPIRES).messages().await
         }
         .boxed()
     }
@@ -148,7 +152,7 @@ fn delivery(message: jetstream::Message) -> Result<Delivery, Error> {
     // The map has no order of its own; a dead letter should look the same each time.
     headers.sort();
     let message = Message { subject: message.subject.to_string(), message_id, headers, payload: message.payload };
-    Ok(Delivery { message, stream, stream_seq, delivered, settle: Box::new(Ackers(Arc::new(acker))) })
+    Ok(Delivery { message, stream, stream_seq, delivered, settle: Arc::new(Ackers(Arc::new(acker))) })
 }
 
 struct Ackers(Arc<Acker>);

@@ -1,0 +1,302 @@
+//! Step 6: inbox row and effect in one transaction.
+//!
+//! The inbox row goes in first, with outcome `open` and the id of the transaction; the last statement sets it to
+//! `applied` where key *and* transaction match. So an aborted transaction (a handler swallowed a database error) and a
+//! transaction that the handler ended by itself are both found out before the commit is believed.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use diesel::sql_types::{Integer, Nullable, Text};
+use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use futures_util::FutureExt;
+
+use crate::consumer::{Consumer, HandlerError, Isolation, Kind};
+use crate::envelope::Envelope;
+use crate::failpoint::failpoint;
+use crate::outbox::append::Cause;
+use crate::outbox::wake;
+use crate::postgres::{Fault, Pool, classify, statement};
+use crate::protocol::attempt::Failure;
+use crate::transaction::Tx;
+
+/// Whose inbox, and which event: the key of everything on the consumer's side.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) consumer: String,
+    pub(crate) generation: i32,
+    pub(crate) source: String,
+    pub(crate) event_id: String,
+}
+
+/// How an event is applied.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) isolation: Isolation,
+    pub(crate) timeout: Duration,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(crate) enum Applied {
+    /// Committed now.
+    Applied,
+    /// Committed before, by whomever.
+    Duplicate,
+    /// For another release: give it back.
+    Later(String),
+    /// Rolled back, or not known; the text is for the record of attempts.
+    Failed(Failure, String),
+}
+
+/// Applies one event, on the runtime of the handlers.
+pub(crate) async fn apply<C: Consumer>(consumer: &C, pool: &Pool, key: &Key, envelope: &Envelope, terms: Terms) -> Applied {
+    let mut connection = match pool.get().await {
+        Ok(connection) => connection,
+        Err(error) => return Applied::Failed(Failure::Outage, error.to_string()),
+    };
+    match begin(&mut connection, key, terms.isolation).await {
+        Begun::Open { backend } => {
+            let ran = run(consumer, &mut connection, key, envelope, terms.timeout).await;
+            match ran {
+                Ran::Ready { appended } => match commit(&mut connection).await {
+                    Committed::Yes => {
+                        failpoint!("consumer::committed");
+                        if appended {
+                            wake::all();
+                        }
+                        Applied::Applied
+                    }
+                    Committed::No(failure, text) => Applied::Failed(failure, text),
+                    Committed::Unknown(text) => {
+                        drop(connection);
+                        end_backend(pool, backend).await;
+                        Applied::Failed(Failure::Outage, text)
+                    }
+                },
+                Ran::Failed(failure, text) => roll_back(&mut connection, failure, text).await,
+                Ran::Later(text) => {
+                    let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
+                    Applied::Later(text)
+                }
+                Ran::TimedOut => {
+                    // What the handler was waiting for ends now; the connection is in a transaction and is not reused.
+                    let _ = connection.cancel_token().cancel_query(tokio_postgres::NoTls).await;
+                    drop(connection);
+                    end_backend(pool, backend).await;
+                    Applied::Failed(Failure::Transient, format!("the handler did not end within its timeout of {}", humantime::format_duration(terms.timeout)))
+                }
+            }
+        }
+        Begun::Known => {
+            let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
+            Applied::Duplicate
+        }
+        Begun::LeftOpen => {
+            let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
+            Applied::Failed(Failure::EndedTransaction, ENDED.into())
+        }
+        // Nothing of the event's own has run yet: nothing is counted, whatever it was.
+        Begun::Failed(error) => {
+            let failure = if classify(&error) == Fault::Serialization { Failure::Serialization } else { Failure::Outage };
+            let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
+            Applied::Failed(failure, error.to_string())
+        }
+    }
+}
+
+enum Begun {
+    Open { backend: i32 },
+    Known,
+    LeftOpen,
+    Failed(diesel::result::Error),
+}
+
+/// Begins and inserts the inbox row. A conflict waits for the competitor; only its committed row is evidence.
+async fn begin(connection: &mut AsyncPgConnection, key: &Key, isolation: Isolation) -> Begun {
+    let begin = match isolation {
+        Isolation::ReadCommitted => "BEGIN ISOLATION LEVEL READ COMMITTED",
+        Isolation::RepeatableRead => "BEGIN ISOLATION LEVEL REPEATABLE READ",
+        Isolation::Serializable => "BEGIN ISOLATION LEVEL SERIALIZABLE",
+    };
+    let began = AnsiTransactionManager::begin_transaction_sql(connection, begin).await;
+    if let Err(error) = began {
+        return Begun::Failed(error);
+    }
+    let inserted: Result<Vec<i32>, _> = RunQueryDsl::load(Insert::of(key), connection).await;
+    match inserted.as_deref() {
+        Ok([backend]) => return Begun::Open { backend: *backend },
+        Ok(_) => {}
+        Err(_) => return Begun::Failed(inserted.expect_err("matched as an error")),
+    }
+    let found: Result<Option<String>, _> = RunQueryDsl::get_result(Look::of(key), connection).await;
+    match found {
+        Ok(Some(outcome)) if outcome == "open" => Begun::LeftOpen,
+        Ok(Some(_)) => Begun::Known,
+        Ok(None) => Begun::Failed(diesel::result::Error::NotFound),
+        Err(error) => Begun::Failed(error),
+    }
+}
+
+enum Ran {
+    Ready { appended: bool },
+    Later(String),
+    Failed(Failure, String),
+    TimedOut,
+}
+
+/// Runs the handler and the guard.
+async fn run<C: Consumer>(consumer: &C, connection: &mut AsyncPgConnection, key: &Key, envelope: &Envelope, timeout: Duration) -> Ran {
+    let mut tx = Tx::new(connection, cause_of(envelope));
+    failpoint!("consumer::handler");
+    // A panic is an outcome (invariant 10). Nothing of the handler's is used afterwards but the connection, which rolls back.
+    let handling = AssertUnwindSafe(async { consumer.dispatch(envelope, &mut tx).await }).catch_unwind();
+    let handled = tokio::time::timeout(timeout, handling).await;
+    let appended = tx.has_appended();
+    match handled {
+        Err(_) => return Ran::TimedOut,
+        Ok(Err(_)) => return Ran::Failed(Failure::Transient, "the handler panicked".into()),
+        Ok(Ok(Err(error))) => return failed(error),
+        Ok(Ok(Ok(()))) => {}
+    }
+    match RunQueryDsl::execute(Guard::of(key), connection).await {
+        Ok(1) => Ran::Ready { appended },
+        Ok(_) => Ran::Failed(Failure::EndedTransaction, ENDED.into()),
+        Err(error) => Ran::Failed(failure_of(&error), format!("after the handler had returned Ok: {error}; a database error it did not pass on has aborted the transaction")),
+    }
+}
+
+fn failed(error: HandlerError) -> Ran {
+    let text = error.to_string();
+    match error.kind {
+        Kind::Later => Ran::Later(text),
+        Kind::Permanent | Kind::Undecodable => Ran::Failed(Failure::Permanent, text),
+        Kind::Transient => Ran::Failed(error.database_error().map_or(Failure::Transient, failure_of), text),
+    }
+}
+
+fn failure_of(error: &diesel::result::Error) -> Failure {
+    match classify(error) {
+        Fault::Serialization => Failure::Serialization,
+        Fault::Unique { .. } => Failure::UniqueInEffect,
+        Fault::ConnectionLost | Fault::ReadOnly => Failure::Outage,
+        Fault::Constraint | Fault::Other => Failure::Database,
+    }
+}
+
+/// Rolls back; if not even that is answered, the database is gone, and what the handler saw of it says nothing against
+/// the event.
+async fn roll_back(connection: &mut AsyncPgConnection, failure: Failure, text: String) -> Applied {
+    let rolled_back = AnsiTransactionManager::rollback_transaction(connection).await;
+    match (failure, rolled_back) {
+        (Failure::Database | Failure::Serialization | Failure::UniqueInEffect, Err(error)) => Applied::Failed(Failure::Outage, error.to_string()),
+        (failure, _) => Applied::Failed(failure, text),
+    }
+}
+
+enum Committed {
+    Yes,
+    No(Failure, String),
+    Unknown(String),
+}
+
+async fn commit(connection: &mut AsyncPgConnection) -> Committed {
+    let error = match committing(connection).await {
+        Ok(()) => return Committed::Yes,
+        Err(error) => error,
+    };
+    let text = error.to_string();
+    match classify(&error) {
+        // The server said no, and why: it has rolled back.
+        Fault::Serialization => Committed::No(Failure::Serialization, text),
+        Fault::Unique { .. } => Committed::No(Failure::UniqueInEffect, text),
+        Fault::Constraint => Committed::No(Failure::Database, text),
+        Fault::ReadOnly => Committed::No(Failure::Outage, text),
+        // Nobody knows: neither committed nor rolled back (invariant 8).
+        Fault::ConnectionLost => Committed::Unknown(text),
+        // The server may have answered with an error of its own, or died answering. If it still talks, it answered.
+        Fault::Other => match crate::postgres::pid_of(connection).await {
+            Ok(_) => Committed::No(Failure::Database, text),
+            Err(_) => Committed::Unknown(text),
+        },
+    }
+}
+
+#[cfg(not(feature = "failpoints"))]
+async fn committing(connection: &mut AsyncPgConnection) -> diesel::QueryResult<()> {
+    AnsiTransactionManager::commit_transaction(connection).await
+}
+
+/// With a point after the request went out and before its answer came.
+#[cfg(feature = "failpoints")]
+async fn committing(connection: &mut AsyncPgConnection) -> diesel::QueryResult<()> {
+    let mut commit = std::pin::pin!(AnsiTransactionManager::commit_transaction(connection));
+    if let std::task::Poll::Ready(result) = futures_util::poll!(commit.as_mut()) {
+        return result;
+    }
+    failpoint!("consumer::commit-sent");
+    commit.await
+}
+
+/// Ends a server process that may still hold the transaction of a lost connection; then the inbox decides.
+async fn end_backend(pool: &Pool, backend: i32) {
+    if let Ok(mut connection) = pool.get().await {
+        let _ = RunQueryDsl::execute(EndBackend { backend }, &mut connection).await;
+    }
+}
+
+/// What a handler appends was caused by the event it handles.
+fn cause_of(envelope: &Envelope) -> Cause {
+    Cause {
+        correlation_id: Some(envelope.correlation_id.clone().unwrap_or_else(|| envelope.id.clone())),
+        causation_id: Some(envelope.id.clone()),
+        traceparent: envelope.traceparent.clone(),
+        tracestate: envelope.tracestate.clone(),
+    }
+}
+
+/// A statement on the inbox row of one event.
+macro_rules! keyed {
+    ($($name:ident),*) => {$(
+        impl $name {
+            fn of(key: &Key) -> $name {
+                let Key { consumer, generation, source, event_id } = key.clone();
+                $name { consumer, generation, source, event_id }
+            }
+        }
+    )*};
+}
+
+statement! {
+    /// The server process comes with it, so that it can be ended should the answer to the commit be lost.
+    struct Insert { consumer: Text = String, generation: Integer = i32, source: Text = String, event_id: Text = String } -> Integer;
+    "INSERT INTO tidings.inbox (consumer, generation, source, event_id) VALUES ({consumer}, {generation}, {source}, {event_id})
+     ON CONFLICT (consumer, generation, source, event_id) DO NOTHING RETURNING pg_backend_pid()"
+}
+
+statement! {
+    /// A new statement, so that READ COMMITTED sees what the competitor has committed meanwhile.
+    struct Look { consumer: Text = String, generation: Integer = i32, source: Text = String, event_id: Text = String } -> Nullable<Text>;
+    "SELECT (SELECT outcome::text FROM tidings.inbox
+              WHERE consumer = {consumer} AND generation = {generation} AND source = {source} AND event_id = {event_id})"
+}
+
+statement! {
+    /// The last statement of the transaction: exactly one row, or it is not ours any more.
+    struct Guard { consumer: Text = String, generation: Integer = i32, source: Text = String, event_id: Text = String } -> Nullable<Text>;
+    "UPDATE tidings.inbox SET outcome = 'applied'
+      WHERE consumer = {consumer} AND generation = {generation} AND source = {source} AND event_id = {event_id}
+        AND xid = pg_current_xact_id()"
+}
+
+keyed!(Insert, Look, Guard);
+
+statement! {
+    /// Only one of ours: the number may belong to somebody else by now.
+    struct EndBackend { backend: Integer = i32 } -> Nullable<Text>;
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+      WHERE pid = {backend} AND usename = current_user AND datname = current_database()
+        AND application_name = current_setting('application_name')"
+}
+
+const ENDED: &str = "the handler ended the transaction it was lent: it must neither commit nor roll back on `tx.conn()`; part of its effect may have been committed";

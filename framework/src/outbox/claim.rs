@@ -1,0 +1,147 @@
+//! Step 2: what of a partition may be published now.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use diesel::sql_types::{Array, BigInt, Binary, Integer, Jsonb, Nullable, Text, Timestamptz};
+use diesel_async::{AsyncPgConnection, RunQueryDsl};
+
+use crate::envelope::Envelope;
+use crate::event::{Aggregate, Kind, Version};
+use crate::postgres::statement;
+use crate::protocol::lease::Partition;
+
+/// A pending row with its event.
+#[derive(Debug, Clone)]
+pub(super) struct Claimed {
+    pub(super) seq: i64,
+    pub(super) lane: i64,
+    pub(super) id_hash: i64,
+    pub(super) attempts: i32,
+    pub(super) envelope: Envelope,
+}
+
+/// The bounds of one claim.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Window {
+    pub(super) rows: i64,
+    pub(super) bytes: i64,
+    /// A retry further away than this was written before the clock was set back: it is due.
+    pub(super) retry_ceiling_ms: i64,
+}
+
+/// The due rows of a partition in the order of the outbox, without the lanes in `held`. A lane is due only if its lowest
+/// row is: whatever waits, is delayed or is dead holds all behind it.
+pub(super) async fn claim(
+    connection: &mut AsyncPgConnection,
+    source: &str,
+    partition: Partition,
+    held: Vec<i64>,
+    window: Window,
+) -> diesel::QueryResult<Vec<Claimed>> {
+    let statement = Claim {
+        partition: partition.0,
+        held,
+        rows: window.rows,
+        bytes: window.bytes,
+        ceiling_ms: window.retry_ceiling_ms,
+    };
+    let rows: Vec<Row> = RunQueryDsl::load(statement, connection).await?;
+    Ok(rows.into_iter().map(|row| claimed(source, row)).collect())
+}
+
+type Row = (
+    (i64, i64, i64, i32),
+    (String, String, i32, String, Option<String>),
+    (Option<String>, Option<String>, Option<i64>, Option<i64>),
+    (String, Vec<u8>, Option<serde_json::Value>),
+    (Option<String>, Option<String>, Option<String>, Option<String>),
+    (DateTime<Utc>, DateTime<Utc>),
+);
+
+fn claimed(source: &str, row: Row) -> Claimed {
+    let (
+        (seq, lane, id_hash, attempts),
+        (id, r#type, schema_version, kind, recipient),
+        (aggregate_type, aggregate_id, version, previous),
+        (content_type, data, headers),
+        (correlation_id, causation_id, traceparent, tracestate),
+        (occurred_at, created_at),
+    ) = row;
+    let aggregate = aggregate_type.zip(aggregate_id).map(|(r#type, id)| Aggregate { r#type, id });
+    let envelope = Envelope {
+        source: source.to_owned(),
+        id,
+        r#type,
+        schema_version: u32::try_from(schema_version).unwrap_or(1),
+        kind: Kind::parse(&kind).unwrap_or(Kind::Event),
+        recipient,
+        aggregate,
+        version: version.map(Version),
+        previous: previous.map(Version),
+        content_type: Some(content_type),
+        headers: strings(headers),
+        correlation_id,
+        causation_id,
+        traceparent,
+        tracestate,
+        occurred_at: Some(occurred_at),
+        recorded_at: Some(created_at),
+        data: Bytes::from(data),
+    };
+    Claimed { seq, lane, id_hash, attempts, envelope }
+}
+
+/// The table takes any JSON; only strings are headers.
+fn strings(headers: Option<serde_json::Value>) -> BTreeMap<String, String> {
+    let Some(serde_json::Value::Object(headers)) = headers else { return BTreeMap::new() };
+    let text = |value: serde_json::Value| match value {
+        serde_json::Value::String(text) => text,
+        other => other.to_string(),
+    };
+    headers.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), text(value))).collect()
+}
+
+statement! {
+    /// The narrow rows first, with both bounds; only what fits is joined with its payload. At least one row comes, however
+    /// large it is.
+    struct Claim {
+        partition: Integer = i32,
+        held: Array<BigInt> = Vec<i64>,
+        rows: BigInt = i64,
+        bytes: BigInt = i64,
+        ceiling_ms: BigInt = i64,
+    } -> (
+        (BigInt, BigInt, BigInt, Integer),
+        (Text, Text, Integer, Text, Nullable<Text>),
+        (Nullable<Text>, Nullable<Text>, Nullable<BigInt>, Nullable<BigInt>),
+        (Text, Binary, Nullable<Jsonb>),
+        (Nullable<Text>, Nullable<Text>, Nullable<Text>, Nullable<Text>),
+        (Timestamptz, Timestamptz),
+    );
+    "WITH waits AS MATERIALIZED (
+        SELECT h.lane, min(h.seq) AS seq FROM tidings.pending h
+         WHERE h.partition = {partition} AND h.state <> 'ready'
+           AND (h.state IN ('dead', 'delayed')
+                OR (h.next_attempt_at > now() AND h.next_attempt_at <= now() + {ceiling_ms} * interval '1 millisecond'))
+         GROUP BY h.lane
+     ), due AS MATERIALIZED (
+        SELECT p.seq, p.lane, p.id_hash, p.attempts FROM tidings.pending p
+         WHERE p.partition = {partition} AND p.lane <> ALL ({held})
+           AND NOT EXISTS (SELECT 1 FROM waits w WHERE w.lane = p.lane AND w.seq <= p.seq)
+         ORDER BY p.seq LIMIT {rows}
+     ), sized AS (
+        SELECT d.*, sum(octet_length(e.data)) OVER (ORDER BY d.seq) - octet_length(e.data) AS before
+          FROM due d JOIN tidings.event e ON e.seq = d.seq
+     )
+     SELECT s.seq, s.lane, s.id_hash, s.attempts,
+            e.id, e.type, e.schema_version, e.kind, e.recipient,
+            e.aggregate_type, e.aggregate_id, e.version, e.previous,
+            e.content_type, e.data, e.headers,
+            e.correlation_id, e.causation_id, e.traceparent, e.tracestate,
+            e.occurred_at, e.created_at
+       FROM sized s JOIN tidings.event e ON e.seq = s.seq
+      WHERE s.before < {bytes}
+      ORDER BY s.seq"
+}
