@@ -1,1 +1,6 @@
-//! x
+//! Tidings.
+
+#[cfg(feature = "cli")]
+pub mod cli;
+#[cfg(feature = "services")]
+pub mod services;
