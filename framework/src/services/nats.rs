@@ -104,8 +104,16 @@ impl Nats {
     }
 
     /// The URL, with user and password.
+    ///
+    /// `async_nats::connect` ignores the credentials in a URL (0.51): a client that is made by hand connects with
+    /// [`connect_options`](Nats::connect_options).
     pub fn url(&self) -> String {
         self.url_at(self.port())
+    }
+
+    /// Options of async-nats that hold the user and password.
+    pub fn connect_options(&self) -> async_nats::ConnectOptions {
+        async_nats::ConnectOptions::with_user_and_password(USER.to_owned(), self.password.clone())
     }
 
     /// The URL through a proxy that was started for this server's port.

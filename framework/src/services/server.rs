@@ -98,12 +98,15 @@ impl Server {
     pub(super) fn kill(&mut self) {
         // Stopped ones start no others and notice nobody's death, so all of them die of the signal.
         self.freeze();
+        let mut killed = Vec::new();
         let gone = process::wait_until(KILL_LIMIT, || {
             let left = self.processes();
             for &pid in &left {
                 process::signal(pid, Signal::SIGKILL);
             }
-            left.is_empty()
+            killed.extend(left.iter().filter(|pid| !killed.contains(*pid)).copied().collect::<Vec<_>>());
+            // One that is just ending has lost its command line and still has its files and memory.
+            left.is_empty() && killed.iter().all(|&pid| process::is_gone(pid))
         });
         if !gone {
             tracing::warn!(program = self.program, port = self.folder.port(), "some of its processes outlive kill -9");

@@ -34,6 +34,13 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(future)
 }
 
+/// A NATS client. async-nats ignores the credentials in a URL, so they are given to it.
+async fn connect_nats(url: &str) -> Result<async_nats::Client, async_nats::ConnectError> {
+    let credentials = url.strip_prefix("nats://").and_then(|rest| rest.split_once('@')).map(|(before, _)| before);
+    let (user, password) = credentials.and_then(|both| both.split_once(':')).expect("credentials");
+    async_nats::ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned()).connect(url).await
+}
+
 /// The helper program in a role, with its output to read.
 fn role(role: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_services_role"));

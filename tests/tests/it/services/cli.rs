@@ -6,7 +6,7 @@ use diesel_async::{AsyncConnection, AsyncPgConnection};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Ended, block_on, role};
+use super::{Ended, block_on, connect_nats, role};
 
 #[test]
 fn it_prints_urls_that_work_and_ends_well_on_ctrl_c_and_sigterm() {
@@ -20,13 +20,13 @@ fn it_prints_urls_that_work_and_ends_well_on_ctrl_c_and_sigterm() {
         let (database, nats) = (url("TIDINGS_DATABASE_URL"), url("TIDINGS_NATS_URL"));
         block_on(async {
             AsyncPgConnection::establish(&database).await.expect("PostgreSQL answers");
-            async_nats::connect(&nats).await.expect("NATS answers");
+            connect_nats(&nats).await.expect("NATS answers");
         });
         kill(Pid::from_raw(process.0.id().cast_signed()), signal).expect("it is there");
         assert_eq!(process.0.wait().expect("it ends").code(), Some(0));
         block_on(async {
             assert!(AsyncPgConnection::establish(&database).await.is_err());
-            assert!(async_nats::connect(&nats).await.is_err());
+            assert!(connect_nats(&nats).await.is_err());
         });
     }
 }

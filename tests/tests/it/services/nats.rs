@@ -1,14 +1,14 @@
 use async_nats::jetstream;
 use tidings::services::{Error, Nats, NatsOptions, Version};
 
-use super::{SILENCE, block_on, state, user_of};
+use super::{SILENCE, block_on, connect_nats, state, user_of};
 
 fn started() -> Nats {
     Nats::start().expect("nats-server starts")
 }
 
 async fn store(url: &str, text: &'static str) -> u64 {
-    let client = async_nats::connect(url).await.expect("a connection");
+    let client = connect_nats(url).await.expect("a connection");
     let context = jetstream::new(client);
     let config = jetstream::stream::Config {
         name: "KEPT".to_owned(),
@@ -28,7 +28,7 @@ fn it_has_jetstream_and_keeps_port_and_data() {
 
     nats.stop().expect("it stops");
     assert!(!nats.is_running());
-    assert!(block_on(async_nats::connect(&url)).is_err());
+    assert!(block_on(connect_nats(&url)).is_err());
     nats.start_again().expect("it starts again");
     assert_eq!(block_on(store(&url, "two")), 2);
 
@@ -45,9 +45,9 @@ fn it_refuses_who_does_not_know_the_password_and_does_not_show_it() {
     let nats = started();
     let url = nats.url();
     let secret = url.split_once('@').and_then(|(before, _)| before.rsplit_once(':')).expect("a password").1;
-    for wrong in [url.replace(secret, "wrong"), format!("nats://127.0.0.1:{}", nats.port())] {
-        assert!(block_on(async_nats::connect(wrong)).is_err());
-    }
+    block_on(connect_nats(&url)).expect("the password opens it");
+    assert!(block_on(connect_nats(&url.replace(secret, "wrong"))).is_err());
+    assert!(block_on(async_nats::connect(format!("127.0.0.1:{}", nats.port()))).is_err());
     assert!(!format!("{nats:?}").contains(secret));
     let log = std::fs::read_to_string(nats.folder().join("log")).expect("a log");
     assert!(!log.contains(secret));
@@ -61,7 +61,7 @@ fn its_process_is_not_roots() {
 #[tokio::test]
 async fn frozen_it_is_silent_and_thawed_it_answers() {
     let nats = started();
-    let client = async_nats::connect(nats.url()).await.expect("a connection");
+    let client = nats.connect_options().connect(nats.url()).await.expect("a connection");
     nats.freeze();
     assert_eq!(state(nats.pid().expect("it runs")), Some('T'));
     let context = jetstream::new(client);
@@ -75,7 +75,7 @@ async fn frozen_it_is_silent_and_thawed_it_answers() {
 async fn options_reach_the_server() {
     let options = NatsOptions::new().max_payload(2048).sync_interval("always").config("max_subscriptions: 7");
     let nats = Nats::start_with(options).expect("it starts");
-    let client = async_nats::connect(nats.url()).await.expect("a connection");
+    let client = nats.connect_options().connect(nats.url()).await.expect("a connection");
     assert_eq!(client.server_info().max_payload, 2048);
     let config = std::fs::read_to_string(nats.folder().join("nats.conf")).expect("a configuration");
     assert!(config.contains("sync_interval: \"always\"") && config.contains("max_subscriptions: 7"), "{config}");
