@@ -129,6 +129,7 @@ pub(super) fn base() -> Result<PathBuf, Error> {
     if Uid::effective().is_root() && !everyone_may_enter(&temporary) {
         temporary = PathBuf::from("/tmp");
     }
+    let temporary = std::path::absolute(&temporary).map_err(Error::file("use the temporary folder", &temporary))?;
     let base = temporary.join(format!("tidings-services-{}", Uid::effective()));
     if !base.exists() {
         make_folder(&base, 0o711)?;

@@ -203,7 +203,8 @@ impl Nats {
         folder::make_folder(&store, 0o700)?;
         self.runner.own(&store)?;
 
-        let sync_interval = options.sync_interval.as_ref().map(|interval| format!("  sync_interval: {}\n", text(interval)));
+        let sync_interval =
+            options.sync_interval.as_ref().map(|interval| format!("  sync_interval: {}\n", text(interval)));
         let max_payload = options.max_payload.map(|bytes| format!("max_payload: {bytes}\n"));
         let config = format!(
             "host: 127.0.0.1\nport: {port}\nserver_name: {id}\n{max_payload}\

@@ -73,11 +73,7 @@ pub(super) fn wait_until(limit: Duration, mut done: impl FnMut() -> bool) -> boo
 /// name in their title (each is the leader of a process group of its own, so the group says nothing). The command line
 /// is the one thing about a process that everybody may read, also root in a container without the right to trace.
 pub(super) fn of_server(id: &str) -> Vec<i32> {
-    command_lines()
-        .into_iter()
-        .filter(|(_, line)| line.contains(id) && is_server(line))
-        .map(|(pid, _)| pid)
-        .collect()
+    command_lines().into_iter().filter(|(_, line)| line.contains(id) && is_server(line)).map(|(pid, _)| pid).collect()
 }
 
 /// Sends a signal to a process; one that has just ended is no error.
@@ -144,7 +140,8 @@ fn command_lines() -> Vec<(i32, String)> {
 
 #[cfg(not(target_os = "linux"))]
 fn command_lines() -> Vec<(i32, String)> {
-    let Ok(answer) = run_within(Command::new("ps").args(["-Axww", "-o", "pid=,command="]), Duration::from_secs(10)) else {
+    let Ok(answer) = run_within(Command::new("ps").args(["-Axww", "-o", "pid=,command="]), Duration::from_secs(10))
+    else {
         return Vec::new();
     };
     answer

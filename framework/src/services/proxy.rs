@@ -136,12 +136,7 @@ impl State {
     }
 }
 
-async fn accept(
-    listener: std::net::TcpListener,
-    target: u16,
-    state: watch::Receiver<State>,
-    open: Arc<AtomicUsize>,
-) {
+async fn accept(listener: std::net::TcpListener, target: u16, state: watch::Receiver<State>, open: Arc<AtomicUsize>) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -204,7 +199,11 @@ async fn carry(
     tokio::try_join!(read(from, sender, delays), write(to, receiver, direction, state)).map(|_| ())
 }
 
-async fn read(mut from: OwnedReadHalf, queue: mpsc::Sender<(Instant, Vec<u8>)>, state: watch::Receiver<State>) -> io::Result<()> {
+async fn read(
+    mut from: OwnedReadHalf,
+    queue: mpsc::Sender<(Instant, Vec<u8>)>,
+    state: watch::Receiver<State>,
+) -> io::Result<()> {
     loop {
         let mut bytes = Vec::with_capacity(CHUNK);
         if from.read_buf(&mut bytes).await? == 0 {

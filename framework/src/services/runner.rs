@@ -54,10 +54,10 @@ impl Runner {
         }
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(super) fn name(&self) -> String {
         match self {
-            Runner::Same => "this user",
-            Runner::Other { name, .. } => name,
+            Runner::Same => "this user".to_owned(),
+            Runner::Other { name, .. } => format!("the user `{name}`, as which root runs it,"),
         }
     }
 }

@@ -49,11 +49,11 @@ pub(super) struct Found {
 /// Finds the server's binary. What is passed over on the way is logged as a warning, and told in the error.
 pub(super) fn find(wanted: &Wanted, source: Source, runner: &Runner) -> Result<Found, Error> {
     let mut passed_over = Vec::new();
-    if source != Source::Wheel {
-        if let Some(found) = on_machine(wanted, runner, &mut passed_over) {
-            warn_of(wanted, &passed_over);
-            return Ok(found);
-        }
+    if source != Source::Wheel
+        && let Some(found) = on_machine(wanted, runner, &mut passed_over)
+    {
+        warn_of(wanted, &passed_over);
+        return Ok(found);
     }
     if source != Source::Machine {
         match from_wheel(wanted, runner) {
@@ -64,7 +64,8 @@ pub(super) fn find(wanted: &Wanted, source: Source, runner: &Runner) -> Result<F
             Err(why) => passed_over.push(why),
         }
     }
-    Err(NotFound { program: wanted.name, minimum: wanted.minimum, passed_over, remedies: remedies(wanted, source) }.into())
+    Err(NotFound { program: wanted.name, minimum: wanted.minimum, passed_over, remedies: remedies(wanted, source) }
+        .into())
 }
 
 fn on_machine(wanted: &Wanted, runner: &Runner, passed_over: &mut Vec<PassedOver>) -> Option<Found> {
@@ -83,7 +84,8 @@ fn on_machine(wanted: &Wanted, runner: &Runner, passed_over: &mut Vec<PassedOver
         }
     }
     if passed_over.len() == before {
-        let place = format!("the folders in PATH{}", if (wanted.folders)().is_empty() { "" } else { " and the usual ones" });
+        let place =
+            format!("the folders in PATH{}", if (wanted.folders)().is_empty() { "" } else { " and the usual ones" });
         passed_over.push(PassedOver { place, why: format!("no `{}` there", wanted.binary) });
     }
     None
@@ -113,7 +115,7 @@ fn judge(wanted: &Wanted, binary: &Path, runner: &Runner) -> Result<Found, Strin
     }
     let answer = process::run_within(runner.command(binary).arg("--version"), VERSION_LIMIT).map_err(|error| {
         if error.kind() == io::ErrorKind::PermissionDenied {
-            format!("{} may not run it", runner.name())
+            format!("{} may not run it (it and every folder above it must be open to that user)", runner.name())
         } else {
             format!("it cannot be run: {error}")
         }

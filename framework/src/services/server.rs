@@ -120,7 +120,7 @@ impl Server {
     /// SIGSTOP to all its processes. Returns when all stand still.
     pub(super) fn freeze(&self) {
         let mut stopped = Vec::new();
-        process::wait_until(FREEZE_LIMIT, || {
+        let still = process::wait_until(FREEZE_LIMIT, || {
             let all = self.processes();
             let news: Vec<i32> = all.into_iter().filter(|pid| !stopped.contains(pid)).collect();
             for &pid in &news {
@@ -129,6 +129,13 @@ impl Server {
             stopped.extend(&news);
             news.is_empty() && stopped.iter().all(|&pid| process::is_stopped(pid))
         });
+        if !still {
+            tracing::warn!(
+                program = self.program,
+                port = self.folder.port(),
+                "some of its processes do not stand still"
+            );
+        }
     }
 
     /// SIGCONT to all its processes.

@@ -2,6 +2,8 @@
 # Standard input is a pipe whose other end only the owner holds: reading it ends when the owner does.
 trap '' HUP INT TERM QUIT PIPE
 id=${TIDINGS_FOLDER##*/}
+# The owner may have been given a PATH without the system's tools.
+PATH=${PATH:+$PATH:}/usr/bin:/bin:/run/current-system/sw/bin
 
 servers() {
     if [ -d /proc/self ]; then

@@ -139,7 +139,9 @@ fn let_everyone_read(path: &Path) -> io::Result<()> {
 /// `TIDINGS_SERVICES_CACHE`; else for root a folder that other users can read; else the user's cache folder.
 fn cache() -> Result<PathBuf, Error> {
     let cache = match std::env::var_os(CACHE_VARIABLE).filter(|value| !value.is_empty()) {
-        Some(chosen) => std::path::absolute(PathBuf::from(chosen)).map_err(Error::file("use", Path::new(CACHE_VARIABLE)))?,
+        Some(chosen) => {
+            std::path::absolute(PathBuf::from(chosen)).map_err(Error::file("use", Path::new(CACHE_VARIABLE)))?
+        }
         None => match own_cache() {
             Some(cache) if folder::make_folder(&cache, 0o755).is_ok() => cache,
             _ => folder::base()?.join("cache"),

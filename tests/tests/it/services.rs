@@ -30,7 +30,8 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Runs a future on a runtime of its own.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
     runtime.block_on(future)
 }
 

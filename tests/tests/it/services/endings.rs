@@ -41,9 +41,7 @@ impl Owner {
     }
 
     fn is_parent_of(&self, pid: u32) -> bool {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
-        parent == Some(self.process.0.id())
+        parent_of(pid) == Some(self.process.0.id())
     }
 
     /// Everything that bears the name of one of its folders.
@@ -54,6 +52,27 @@ impl Owner {
     fn is_cleaned_up(&self) -> bool {
         self.folders.iter().all(|folder| !folder.exists()) && self.processes().is_empty()
     }
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+#[test]
+fn an_owner_that_is_killed_while_it_starts_leaves_nothing() {
+    let mut owner = Ended(role(&["own"]).spawn().expect("the helper starts"));
+    let mut initdb = None;
+    eventually("initdb runs", || {
+        initdb = processes_with("initdb\0-D").into_iter().find(|&pid| parent_of(pid) == Some(owner.0.id()));
+        initdb.is_some()
+    });
+    let line = std::fs::read_to_string(format!("/proc/{}/cmdline", initdb.expect("it runs"))).expect("it runs");
+    let data = PathBuf::from(line.split('\0').nth(2).expect("a data folder"));
+    let folder = data.parent().expect("a folder");
+    owner.0.kill().expect("it is there");
+    owner.0.wait().expect("it ends");
+    eventually("initdb and the folder are gone", || !folder.exists() && processes_with(name_of(folder)).is_empty());
 }
 
 #[test]

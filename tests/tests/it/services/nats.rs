@@ -10,11 +10,8 @@ fn started() -> Nats {
 async fn store(url: &str, text: &'static str) -> u64 {
     let client = connect_nats(url).await.expect("a connection");
     let context = jetstream::new(client);
-    let config = jetstream::stream::Config {
-        name: "KEPT".to_owned(),
-        subjects: vec!["kept".to_owned()],
-        ..Default::default()
-    };
+    let config =
+        jetstream::stream::Config { name: "KEPT".to_owned(), subjects: vec!["kept".to_owned()], ..Default::default() };
     context.get_or_create_stream(config).await.expect("a stream");
     context.publish("kept", text.into()).await.expect("sent").await.expect("stored").sequence
 }

