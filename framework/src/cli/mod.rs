@@ -1,0 +1,62 @@
+//! The `tidings` program.
+
+mod services;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The transactional outbox and the idempotent inbox on PostgreSQL and NATS JetStream.
+#[derive(Debug, Parser)]
+#[command(name = "tidings", version, arg_required_else_help = true)]
+struct Program {
+    #[command(subcommand)]
+    command: Command,
+}
+
+// Each subcommand is a file of its own beside this one, with an `Arguments` and a `run`.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run a private PostgreSQL and nats-server in the foreground until Ctrl-C.
+    Services(services::Arguments),
+}
+
+/// Runs the program with the arguments of this process.
+pub fn main() -> ExitCode {
+    main_with(std::env::args_os())
+}
+
+/// Runs the program with these arguments, the first of which is its own name.
+///
+/// Answers with 0 when all went well, 1 after an error, which is printed to standard error, 2 when the arguments are
+/// wrong.
+pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let program = match Program::try_parse_from(arguments) {
+        Ok(program) => program,
+        Err(error) => {
+            // Nothing can be done about a closed standard error.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+        }
+    };
+    log_to_stderr();
+    let result = match program.command {
+        Command::Services(arguments) => services::run(arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tidings: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Warnings and errors, or what `RUST_LOG` says. A subscriber that is there already stays.
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
+        .from_env_lossy();
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}

@@ -1,0 +1,3 @@
+//! The integration tests: one binary, a file or folder for each part of the framework.
+
+mod services;
