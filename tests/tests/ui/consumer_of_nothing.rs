@@ -1,0 +1,18 @@
+use serde::{Deserialize, Serialize};
+use tidings::{Consumer, Event, Handle, HandlerError, Received, Tx};
+
+#[derive(Event, Serialize, Deserialize)]
+#[event(type = "exports.completed")]
+struct ExportCompleted;
+
+#[derive(Consumer)]
+#[consumer(name = "statistics", source = "academy.exports")]
+struct Statistics;
+
+impl Handle<ExportCompleted> for Statistics {
+    async fn handle(&self, _: Received<ExportCompleted>, _: &mut Tx<'_>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+fn main() {}

@@ -1,0 +1,28 @@
+use serde::{Deserialize, Serialize};
+use tidings::{Command, Consumer, Event, Handle, HandlerError, Received, Tx};
+
+#[derive(Event, Serialize, Deserialize)]
+#[event(type = "exports.completed")]
+struct ExportCompleted;
+
+#[derive(Event, Serialize, Deserialize)]
+#[event(type = "exports.completed", version = 2)]
+struct ExportCompletedV2;
+
+#[derive(Command, Serialize, Deserialize)]
+#[command(type = "exports.start", to = "export-worker")]
+struct StartExport;
+
+#[derive(Consumer)]
+#[consumer(name = "statistics", source = "academy.exports", commands(StartExport))]
+struct Statistics<S: Send + Sync + 'static>(S);
+
+impl<E: Event, S: Send + Sync + 'static> Handle<E> for Statistics<S> {
+    async fn handle(&self, _: Received<E>, _: &mut Tx<'_>) -> Result<(), HandlerError> {
+        Ok(())
+    }
+}
+
+const _: usize = <Statistics<()> as Consumer>::ACCEPTS.len();
+
+fn main() {}

@@ -1,0 +1,12 @@
+use serde::{Deserialize, Serialize};
+use tidings::Event;
+
+#[derive(Event, Serialize, Deserialize)]
+#[event(type = "exports.completed", version = 1)]
+#[event(version = 2)]
+struct ExportCompleted {
+    job_id: String,
+    rows: i64,
+}
+
+fn main() {}

@@ -1,0 +1,11 @@
+use serde::{Deserialize, Serialize};
+use tidings::Event;
+
+#[derive(Event, Serialize, Deserialize)]
+#[event(type, version =)]
+struct ExportCompleted {
+    job_id: String,
+    rows: i64,
+}
+
+fn main() {}

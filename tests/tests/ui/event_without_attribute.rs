@@ -1,0 +1,10 @@
+use serde::{Deserialize, Serialize};
+use tidings::Event;
+
+#[derive(Event, Serialize, Deserialize)]
+struct ExportCompleted {
+    job_id: String,
+    rows: i64,
+}
+
+fn main() {}
