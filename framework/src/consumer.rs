@@ -1,5 +1,8 @@
 //! What a consumer is: the [`Consumer`] trait that the derive fills in, and the [`Handle`] impls that users write.
 
+#[doc(hidden)]
+pub mod check;
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -39,6 +42,11 @@ use crate::transaction::Tx;
 ///
 /// assert_eq!(Statistics::NAME, "statistics");
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a consumer",
+    label = "not a consumer",
+    note = "add `#[derive(Consumer)]` and `#[consumer(name = \"…\", source = \"…\", events(…))]` to `{Self}`"
+)]
 pub trait Consumer: Send + Sync + 'static {
     /// Its name: with source and event id the key of the inbox, and the name of its durables.
     const NAME: &'static str;
@@ -60,8 +68,8 @@ pub trait Consumer: Send + Sync + 'static {
 /// commit or roll back on its connection, and do nothing outside the database that must happen exactly once.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not handle `{E}`: missing `impl Handle<{E}> for {Self}`",
-    label = "listed here, but there is no handler",
-    note = "write `impl Handle<{E}> for {Self} {{ async fn handle(&self, event: Received<{E}>, tx: &mut Tx<'_>) -> Result<(), HandlerError> {{ … }} }}`"
+    label = "listed here, but not handled",
+    note = "write `impl Handle<{E}> for {Self}`, or remove `{E}` from the list"
 )]
 pub trait Handle<E: Event>: Send + Sync + 'static {
     /// Applies one event.
@@ -108,6 +116,9 @@ pub struct Options {
     pub concurrency: usize,
     /// The isolation of the transaction. Default READ COMMITTED.
     pub isolation: Isolation,
+    /// After this long without a sign of life, which a living process gives three times as often, the broker delivers
+    /// again. Default 30 s.
+    pub ack_wait: Duration,
 }
 
 impl Options {
@@ -125,6 +136,7 @@ impl Default for Options {
             timeout: Duration::from_secs(30),
             concurrency: 16,
             isolation: Isolation::ReadCommitted,
+            ack_wait: Duration::from_secs(30),
         }
     }
 }
@@ -147,18 +159,35 @@ pub type Dispatch<'a> = Pin<Box<dyn Future<Output = Result<(), HandlerError>> + 
 ///
 /// # Errors
 /// Those of the handler; permanent if the data is not the JSON of `E`, deferred if its shape is newer than `E`.
-pub async fn handle<C: Handle<E>, E: Event>(consumer: &C, envelope: &Envelope, tx: &mut Tx<'_>) -> Result<(), HandlerError> {
+pub async fn handle<C: Handle<E>, E: Event>(
+    consumer: &C,
+    envelope: &Envelope,
+    tx: &mut Tx<'_>,
+) -> Result<(), HandlerError> {
     if envelope.schema_version > E::SCHEMA_VERSION {
-        return Err(HandlerError { kind: Kind::Later, source: format!(
-            "schema version {} of `{}` is newer than version {} known here",
-            envelope.schema_version, envelope.r#type, E::SCHEMA_VERSION
-        ).into() });
+        return Err(HandlerError {
+            kind: Kind::Later,
+            source: format!(
+                "schema version {} of `{}` is newer than version {} known here",
+                envelope.schema_version,
+                envelope.r#type,
+                E::SCHEMA_VERSION
+            )
+            .into(),
+        });
     }
     let event: E = serde_json::from_slice(&envelope.data).map_err(|error| HandlerError {
         kind: Kind::Undecodable,
         // Where it broke, never what stood there.
-        source: format!("the data is not a `{}` of schema version {}: {} error at line {}, column {}",
-            E::TYPE, E::SCHEMA_VERSION, category(&error), error.line(), error.column()).into(),
+        source: format!(
+            "the data is not a `{}` of schema version {}: {} error at line {}, column {}",
+            E::TYPE,
+            E::SCHEMA_VERSION,
+            category(&error),
+            error.line(),
+            error.column()
+        )
+        .into(),
     })?;
     consumer.handle(Received { event, envelope: envelope.clone() }, tx).await
 }

@@ -141,7 +141,10 @@ impl Envelope {
         let lower: BTreeMap<String, &str> =
             headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.as_str())).collect();
         let attribute = |name: &'static str| -> Result<Option<String>, Malformed> {
-            lower.get(&format!("ce-{name}")).map(|value| decode(value).ok_or(Malformed::Attribute(name, BadAttribute::NotText))).transpose()
+            lower
+                .get(&format!("ce-{name}"))
+                .map(|value| decode(value).ok_or(Malformed::Attribute(name, BadAttribute::NotText)))
+                .transpose()
         };
         let required = |name: &'static str| attribute(name)?.ok_or(Malformed::Missing(name));
         if required("specversion")? != "1.0" {
@@ -174,8 +177,9 @@ impl Envelope {
             None => Kind::Event,
         };
         let schema_version = match number("schemaversion")? {
-            Some(version) => u32::try_from(version)
-                .map_err(|_| Malformed::Attribute("schemaversion", BadAttribute::NotANumber))?,
+            Some(version) => {
+                u32::try_from(version).map_err(|_| Malformed::Attribute("schemaversion", BadAttribute::NotANumber))?
+            }
             None => 1,
         };
         let traceparent = lower.get("traceparent").filter(|value| is_traceparent(value)).map(|value| value.to_string());

@@ -431,7 +431,9 @@ pub enum Problem {
     #[error("is reserved: choose another name")]
     Reserved,
     /// More than what a broker message carries.
-    #[error("takes {size} bytes with headers, above the limit of {limit}: store the data elsewhere and append a reference to it")]
+    #[error(
+        "takes {size} bytes with headers, above the limit of {limit}: store the data elsewhere and append a reference to it"
+    )]
     TooLarge {
         /// The size at the most.
         size: usize,

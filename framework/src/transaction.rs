@@ -4,7 +4,7 @@
 pub mod sync;
 
 use diesel::result::Error as DieselError;
-use diesel_async::{AnsiTransactionManager, AsyncConnection, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
 
 use crate::event::{IntoNewEvent, Limits, NewEvent};
 use crate::outbox::append::{AppendBatch, AppendOne, Appended, Cause, Error, prepare};

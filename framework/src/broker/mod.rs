@@ -32,7 +32,12 @@ pub struct Message {
 
 impl Message {
     /// A message of its parts.
-    pub fn new(subject: impl Into<String>, message_id: impl Into<String>, headers: Vec<(String, String)>, payload: Bytes) -> Message {
+    pub fn new(
+        subject: impl Into<String>,
+        message_id: impl Into<String>,
+        headers: Vec<(String, String)>,
+        payload: Bytes,
+    ) -> Message {
         Message { subject: subject.into(), message_id: message_id.into(), headers, payload }
     }
 }

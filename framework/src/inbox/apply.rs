@@ -50,7 +50,13 @@ pub(crate) enum Applied {
 }
 
 /// Applies one event, on the runtime of the handlers.
-pub(crate) async fn apply<C: Consumer>(consumer: &C, pool: &Pool, key: &Key, envelope: &Envelope, terms: Terms) -> Applied {
+pub(crate) async fn apply<C: Consumer>(
+    consumer: &C,
+    pool: &Pool,
+    key: &Key,
+    envelope: &Envelope,
+    terms: Terms,
+) -> Applied {
     let mut connection = match pool.get().await {
         Ok(connection) => connection,
         Err(error) => return Applied::Failed(Failure::Outage, error.to_string()),
@@ -84,7 +90,13 @@ pub(crate) async fn apply<C: Consumer>(consumer: &C, pool: &Pool, key: &Key, env
                     let _ = connection.cancel_token().cancel_query(tokio_postgres::NoTls).await;
                     drop(connection);
                     end_backend(pool, backend).await;
-                    Applied::Failed(Failure::Transient, format!("the handler did not end within its timeout of {}", humantime::format_duration(terms.timeout)))
+                    Applied::Failed(
+                        Failure::Transient,
+                        format!(
+                            "the handler did not end within its timeout of {}",
+                            humantime::format_duration(terms.timeout)
+                        ),
+                    )
                 }
             }
         }
@@ -98,7 +110,8 @@ pub(crate) async fn apply<C: Consumer>(consumer: &C, pool: &Pool, key: &Key, env
         }
         // Nothing of the event's own has run yet: nothing is counted, whatever it was.
         Begun::Failed(error) => {
-            let failure = if classify(&error) == Fault::Serialization { Failure::Serialization } else { Failure::Outage };
+            let failure =
+                if classify(&error) == Fault::Serialization { Failure::Serialization } else { Failure::Outage };
             let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
             Applied::Failed(failure, error.to_string())
         }
@@ -146,7 +159,13 @@ enum Ran {
 }
 
 /// Runs the handler and the guard.
-async fn run<C: Consumer>(consumer: &C, connection: &mut AsyncPgConnection, key: &Key, envelope: &Envelope, timeout: Duration) -> Ran {
+async fn run<C: Consumer>(
+    consumer: &C,
+    connection: &mut AsyncPgConnection,
+    key: &Key,
+    envelope: &Envelope,
+    timeout: Duration,
+) -> Ran {
     let mut tx = Tx::new(connection, cause_of(envelope));
     failpoint!("consumer::handler");
     // A panic is an outcome (invariant 10). Nothing of the handler's is used afterwards but the connection, which rolls back.
@@ -162,7 +181,12 @@ async fn run<C: Consumer>(consumer: &C, connection: &mut AsyncPgConnection, key:
     match RunQueryDsl::execute(Guard::of(key), connection).await {
         Ok(1) => Ran::Ready { appended },
         Ok(_) => Ran::Failed(Failure::EndedTransaction, ENDED.into()),
-        Err(error) => Ran::Failed(failure_of(&error), format!("after the handler had returned Ok: {error}; a database error it did not pass on has aborted the transaction")),
+        Err(error) => Ran::Failed(
+            failure_of(&error),
+            format!(
+                "after the handler had returned Ok: {error}; a database error it did not pass on has aborted the transaction"
+            ),
+        ),
     }
 }
 
@@ -189,7 +213,9 @@ fn failure_of(error: &diesel::result::Error) -> Failure {
 async fn roll_back(connection: &mut AsyncPgConnection, failure: Failure, text: String) -> Applied {
     let rolled_back = AnsiTransactionManager::rollback_transaction(connection).await;
     match (failure, rolled_back) {
-        (Failure::Database | Failure::Serialization | Failure::UniqueInEffect, Err(error)) => Applied::Failed(Failure::Outage, error.to_string()),
+        (Failure::Database | Failure::Serialization | Failure::UniqueInEffect, Err(error)) => {
+            Applied::Failed(Failure::Outage, error.to_string())
+        }
         (failure, _) => Applied::Failed(failure, text),
     }
 }

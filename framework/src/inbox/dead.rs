@@ -9,7 +9,13 @@ use crate::broker::Delivery;
 use crate::postgres::statement;
 
 /// Writes the dead letter and the inbox row `dead` in one statement. An event that was applied meanwhile stays applied.
-pub(super) async fn dead(connection: &mut AsyncPgConnection, key: &Key, delivery: &Delivery, class: &str, reason: &str) -> diesel::QueryResult<()> {
+pub(super) async fn dead(
+    connection: &mut AsyncPgConnection,
+    key: &Key,
+    delivery: &Delivery,
+    class: &str,
+    reason: &str,
+) -> diesel::QueryResult<()> {
     let headers = delivery.message.headers.iter().map(|(name, value)| serde_json::json!([name, value])).collect();
     let Key { consumer, generation, source, event_id } = key.clone();
     let statement = Dead {

@@ -1,7 +1,6 @@
 //! Step 5: take messages from one stream, spread them over lanes, and see each to its end.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -158,10 +157,7 @@ impl<C: Consumer> Stream<C> {
     fn room(&self) -> Room {
         let Limits { prefetch, prefetch_bytes, .. } = self.worker.limits;
         let bytes: usize = self.in_hand.values().map(|in_hand| in_hand.bytes).sum();
-        Room {
-            messages: prefetch.saturating_sub(self.in_hand.len()),
-            bytes: prefetch_bytes.saturating_sub(bytes),
-        }
+        Room { messages: prefetch.saturating_sub(self.in_hand.len()), bytes: prefetch_bytes.saturating_sub(bytes) }
     }
 
     fn take(&mut self, delivery: Delivery) {
@@ -169,7 +165,8 @@ impl<C: Consumer> Stream<C> {
         if self.in_hand.contains_key(&delivery.stream_seq) {
             return;
         }
-        let bytes = delivery.message.payload.len() + delivery.message.headers.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>();
+        let bytes = delivery.message.payload.len()
+            + delivery.message.headers.iter().map(|(n, v)| n.len() + v.len()).sum::<usize>();
         self.in_hand.insert(delivery.stream_seq, InHand { settle: Arc::clone(&delivery.settle), bytes });
         let lane = lane_of(&delivery);
         self.waiting.entry(lane.clone()).or_default().push_back(delivery);
@@ -272,7 +269,12 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
             }
             Applied::Later(reason) => {
                 telemetry::consumer(telemetry::DEFERRED, C::NAME);
-                tracing::warn!(consumer = C::NAME, id = key.event_id, reason, "given back for a release that can; tried again in {LATER:?}");
+                tracing::warn!(
+                    consumer = C::NAME,
+                    id = key.event_id,
+                    reason,
+                    "given back for a release that can; tried again in {LATER:?}"
+                );
                 return settle(delivery, Settlement::Nak(LATER)).await;
             }
             Applied::Failed(failure, text) => (failure, text),
@@ -280,7 +282,13 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
         match after(failure, &mut restarts, rand::random()) {
             Next::Restart(delay) => {
                 telemetry::consumer(telemetry::RESTARTS, C::NAME);
-                tracing::debug!(consumer = C::NAME, id = key.event_id, ?failure, ?delay, "running it again; nothing is counted");
+                tracing::debug!(
+                    consumer = C::NAME,
+                    id = key.event_id,
+                    ?failure,
+                    ?delay,
+                    "running it again; nothing is counted"
+                );
                 if !paused(delay, drain.clone()).await {
                     return settle(delivery, Settlement::Nak(Duration::ZERO)).await;
                 }
@@ -288,17 +296,27 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
             Next::Count => {
                 telemetry::consumer(telemetry::FAILED_ATTEMPTS, C::NAME);
                 let counting = insist(worker, Note::Attempt { key: &key, error: &text }, drain.clone());
-                let Some(attempts) = counting.await else { return settle(delivery, Settlement::Nak(Duration::ZERO)).await };
+                let Some(attempts) = counting.await else {
+                    return settle(delivery, Settlement::Nak(Duration::ZERO)).await;
+                };
                 match counted(&worker.options.policy(), attempts, rand::random()) {
                     Some(delay) => {
-                        tracing::warn!(consumer = C::NAME, id = key.event_id, attempts, ?failure, ?delay, "an attempt failed; the reason is in tidings.attempt");
+                        tracing::warn!(
+                            consumer = C::NAME,
+                            id = key.event_id,
+                            attempts,
+                            ?failure,
+                            ?delay,
+                            "an attempt failed; the reason is in tidings.attempt"
+                        );
                         return settle(delivery, Settlement::Nak(delay)).await;
                     }
                     None => return set_aside(worker, &key, delivery, "attempts exhausted", &text, drain).await,
                 }
             }
             Next::Die => {
-                let class = if failure == Failure::EndedTransaction { "handler ended the transaction" } else { "permanent" };
+                let class =
+                    if failure == Failure::EndedTransaction { "handler ended the transaction" } else { "permanent" };
                 return set_aside(worker, &key, delivery, class, &text, drain).await;
             }
         }
@@ -333,7 +351,12 @@ async fn set_aside<C: Consumer>(
         return settle(delivery, Settlement::Nak(Duration::ZERO)).await;
     }
     telemetry::dead(C::NAME);
-    tracing::error!(consumer = C::NAME, id = key.event_id, class, "an event is set aside; message and reason are in tidings.consumer_dead_letter");
+    tracing::error!(
+        consumer = C::NAME,
+        id = key.event_id,
+        class,
+        "an event is set aside; message and reason are in tidings.consumer_dead_letter"
+    );
     settle(delivery, Settlement::Ack).await;
 }
 
@@ -388,7 +411,12 @@ async fn paused(delay: Duration, mut drain: watch::Receiver<bool>) -> bool {
 /// The aggregate, or the message itself where there is none.
 fn lane_of(delivery: &Delivery) -> String {
     let header = |wanted: &str| {
-        delivery.message.headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.as_str())
+        delivery
+            .message
+            .headers
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(wanted))
+            .map(|(_, value)| value.as_str())
     };
     match (header("ce-aggregatetype"), header("ce-aggregateid")) {
         (Some(r#type), Some(id)) => format!("{type} {id}"),

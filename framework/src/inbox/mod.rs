@@ -4,4 +4,5 @@ pub(crate) mod apply;
 mod attempts;
 mod dead;
 pub(crate) mod deliver;
+pub(crate) mod register;
 mod settle;

@@ -42,13 +42,19 @@ pub enum Error {
     #[error("{0}: an id names one event for ever; use a new id, or append the same content again")]
     IdConflict(String),
     /// The explicit version is not above the aggregate's head.
-    #[error("{0}: another writer was faster, or the version is wrong; read the aggregate again, or leave the version out")]
+    #[error(
+        "{0}: another writer was faster, or the version is wrong; read the aggregate again, or leave the version out"
+    )]
     VersionConflict(String),
     /// The connection is in no transaction, so event and change could not commit together.
-    #[error("the connection is in no transaction: use `tidings::transaction`, or call `Tx::join` inside `conn.transaction`")]
+    #[error(
+        "the connection is in no transaction: use `tidings::transaction`, or call `Tx::join` inside `conn.transaction`"
+    )]
     NotInTransaction,
     /// More events in one call than one statement should carry.
-    #[error("{0} events in one call, above the limit of {MAX_BATCH}: split them over several calls in the same transaction")]
+    #[error(
+        "{0} events in one call, above the limit of {MAX_BATCH}: split them over several calls in the same transaction"
+    )]
     TooMany(usize),
     /// The database failed; a serialization failure keeps its kind.
     #[error("the append failed: {0}")]
@@ -91,7 +97,8 @@ pub(crate) fn prepare(mut event: NewEvent, cause: &Cause, limits: &Limits) -> Re
 }
 
 fn json(headers: BTreeMap<String, String>) -> Option<serde_json::Value> {
-    (!headers.is_empty()).then(|| headers.into_iter().map(|(name, value)| (name, serde_json::Value::from(value))).collect())
+    (!headers.is_empty())
+        .then(|| headers.into_iter().map(|(name, value)| (name, serde_json::Value::from(value))).collect())
 }
 
 fn int(version: u32) -> i32 {

@@ -107,10 +107,17 @@ impl Tenure {
             Ask::Probe => {
                 let answers = self.publisher.probe().await;
                 let now = Instant::now();
-                if answers { self.breaker.close() } else { self.breaker.open(now, rand::random()) }
+                if answers {
+                    self.breaker.close()
+                } else {
+                    self.breaker.open(now, rand::random())
+                }
                 telemetry::breaker(self.tenancy.partition, self.breaker.is_open());
                 if let Ask::Wait(time) = self.breaker.ask(now) {
-                    tracing::warn!(partition = self.tenancy.partition.0, "the broker does not answer; nothing is published until it does");
+                    tracing::warn!(
+                        partition = self.tenancy.partition.0,
+                        "the broker does not answer; nothing is published until it does"
+                    );
                     return Ok(time);
                 }
             }
@@ -225,13 +232,25 @@ impl Tenure {
             Next::Retry(error) => {
                 let attempts = u32::try_from(row.attempts).unwrap_or(0).saturating_add(1);
                 let delay = self.limits.backoff.delay(attempts, rand::random());
-                tracing::warn!(seq = row.seq, id = row.envelope.id, attempts, ?delay, error, "an event could not be published; it will be tried again");
+                tracing::warn!(
+                    seq = row.seq,
+                    id = row.envelope.id,
+                    attempts,
+                    ?delay,
+                    error,
+                    "an event could not be published; it will be tried again"
+                );
                 let mut connection = self.pool.get().await?;
                 let ours = release(&mut connection, &self.tenancy, row, delay, &error).await?;
                 self.still_ours(ours).map(|()| false)
             }
             Next::Die(reason) => {
-                tracing::error!(seq = row.seq, id = row.envelope.id, reason, "an event can never be published and is set aside; its aggregate waits behind it");
+                tracing::error!(
+                    seq = row.seq,
+                    id = row.envelope.id,
+                    reason,
+                    "an event can never be published and is set aside; its aggregate waits behind it"
+                );
                 let mut connection = self.pool.get().await?;
                 let ours = dead(&mut connection, &self.tenancy, row, &reason).await?;
                 telemetry::dead("relay");

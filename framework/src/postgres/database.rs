@@ -167,7 +167,9 @@ pub enum Error {
     #[error("PostgreSQL did not answer within the connect timeout: is it running, and reachable from here?")]
     ConnectTimeout,
     /// All connections of the pool are in use.
-    #[error("no connection of the pool became free in time: raise `Database::pool_size` or lower the consumers' `concurrency`")]
+    #[error(
+        "no connection of the pool became free in time: raise `Database::pool_size` or lower the consumers' `concurrency`"
+    )]
     PoolExhausted,
     /// A statement failed.
     #[error("a statement failed: {0}")]
@@ -190,7 +192,7 @@ impl Error {
 }
 
 /// A connection out of the pool; it goes back when dropped, unless it is broken or inside a transaction.
-pub(crate) type Connection = Object<AsyncPgConnection>;
+type Connection = Object<AsyncPgConnection>;
 
 /// The shared connections of one database, all opened on the engine.
 #[derive(Clone)]
@@ -208,7 +210,8 @@ impl Pool {
         config.recycling_method = RecyclingMethod::Fast;
         config.custom_setup = Box::new(move |_| {
             let opener = opener.clone();
-            async move { opener.open().await.map_err(|error| ConnectionError::BadConnection(error.to_string())) }.boxed()
+            async move { opener.open().await.map_err(|error| ConnectionError::BadConnection(error.to_string())) }
+                .boxed()
         });
         let manager = AsyncDieselConnectionManager::new_with_config("opened by the set-up closure", config);
         let inner = Deadpool::builder(manager)

@@ -9,7 +9,7 @@ mod statement;
 
 pub(crate) use classify::{Fault, classify};
 pub use database::{Connect, Database, Error};
-pub(crate) use database::{Connection, Pool, pid_of};
+pub(crate) use database::{Pool, pid_of};
 pub(crate) use engine::Engine;
 pub(crate) use migrate::check_schema;
 pub use migrate::{LATEST, Migration, migrate, migrations, revert};

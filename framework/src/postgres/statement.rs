@@ -27,7 +27,7 @@ macro_rules! statement {
         impl<C> ::diesel::RunQueryDsl<C> for $name {}
 
         impl ::diesel::query_builder::QueryFragment<::diesel::pg::Pg> for $name {
-            #[allow(unreachable_code, unused_variables, reason = "a statement may have no field")]
+            #[allow(unreachable_code, unused_mut, unused_variables, reason = "a statement may have no field")]
             fn walk_ast<'b>(
                 &'b self,
                 mut out: ::diesel::query_builder::AstPass<'_, 'b, ::diesel::pg::Pg>,

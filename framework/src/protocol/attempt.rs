@@ -92,7 +92,15 @@ mod tests {
 
     fn any_failure() -> impl Strategy<Value = Failure> {
         use Failure::*;
-        proptest::sample::select(vec![Serialization, UniqueInEffect, Database, Transient, Permanent, EndedTransaction, Outage])
+        proptest::sample::select(vec![
+            Serialization,
+            UniqueInEffect,
+            Database,
+            Transient,
+            Permanent,
+            EndedTransaction,
+            Outage,
+        ])
     }
 
     proptest! {

@@ -68,8 +68,11 @@ pub enum Balance {
     Keep,
 }
 
-/// Compares what a node owns with its share.
-pub fn balance(owned: usize, partitions: usize, able_nodes: usize) -> Balance {
+/// Compares what a node owns with its share. One that cannot reach the broker leaves the partitions to those that can.
+pub fn balance(owned: usize, partitions: usize, able: bool, able_nodes: usize) -> Balance {
+    if !able {
+        return if able_nodes > 0 && owned > 0 { Balance::GiveUp(owned) } else { Balance::Keep };
+    }
     let share = fair_share(partitions, able_nodes);
     match owned.cmp(&share) {
         std::cmp::Ordering::Less => Balance::Take(share - owned),
@@ -92,7 +95,13 @@ mod tests {
         #[test]
         fn a_node_at_its_share_is_at_rest(partitions in 1usize..1024, nodes in 1usize..64) {
             let share = fair_share(partitions, nodes);
-            prop_assert_eq!(balance(share, partitions, nodes), Balance::Keep);
+            prop_assert_eq!(balance(share, partitions, true, nodes), Balance::Keep);
+        }
+
+        #[test]
+        fn a_node_without_a_broker_takes_nothing_and_leaves_all_to_those_that_have_one(owned in 1usize..64, others in 1usize..64) {
+            prop_assert_eq!(balance(owned, 64, false, others), Balance::GiveUp(owned));
+            prop_assert_eq!(balance(owned, 64, false, 0), Balance::Keep);
         }
 
         #[test]

@@ -3,8 +3,8 @@
 pub mod attempt;
 pub mod backoff;
 pub mod breaker;
-pub mod lease;
 pub mod lanes;
+pub mod lease;
 pub mod outcome;
 pub mod pace;
 pub mod token;

@@ -102,7 +102,9 @@ pub fn next(outcome: &Outcome) -> Next {
         Outcome::Stored(stored) => Next::Confirm(*stored),
         Outcome::Unconfirmed(unclear @ (Unclear::Code(_) | Unclear::NotOurs)) => Next::Retry(unclear.to_string()),
         Outcome::Unconfirmed(Unclear::TimedOut | Unclear::ConnectionLost) | Outcome::Unavailable => Next::Wait,
-        Outcome::OutOfStep => Next::Retry("the stream stands elsewhere than expected: does something else publish to it?".into()),
+        Outcome::OutOfStep => {
+            Next::Retry("the stream stands elsewhere than expected: does something else publish to it?".into())
+        }
         Outcome::Refused(refusal) => Next::Die(refusal.to_string()),
     }
 }

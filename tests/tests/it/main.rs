@@ -1,3 +1,4 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
+mod road;
 mod services;

@@ -5,6 +5,8 @@ use std::time::Duration;
 use async_nats::connection::State;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::context::ContextBuilder;
+use async_nats::{ConnectOptions, ServerAddr};
+use percent_encoding::percent_decode_str;
 use tokio::sync::Mutex;
 
 use super::JetStream;
@@ -32,7 +34,8 @@ impl JetStream {
 
     /// A connection of its own, so that what it has not sent dies with it.
     pub(super) async fn own_context(&self) -> Result<Context, Error> {
-        let options = (self.options)()
+        let (servers, options) = addresses(&self.url, (self.options)())?;
+        let options = options
             .ping_interval(Duration::from_secs(5))
             .connection_timeout(Duration::from_secs(5))
             .request_timeout(Some(self.ack_timeout))
@@ -42,7 +45,7 @@ impl JetStream {
                 Duration::from_millis(25 * 2u64.pow(doublings))
             })
             .event_callback(|event| async move { tracing::debug!(target: "tidings::nats", "{event}") });
-        let connecting = options.connect(self.url.as_str());
+        let connecting = options.connect(servers);
         let client = match tokio::time::timeout(Duration::from_secs(10), connecting).await {
             Ok(Ok(client)) => client,
             // The kind only: the source of the error may hold the URL.
@@ -57,9 +60,29 @@ impl JetStream {
     }
 }
 
+/// The servers of a URL list. The client does not read credentials out of URLs, so they go into the options.
+fn addresses(urls: &str, mut options: ConnectOptions) -> Result<(Vec<ServerAddr>, ConnectOptions), Error> {
+    let mut servers = Vec::new();
+    for url in urls.split(',').map(str::trim).filter(|url| !url.is_empty()) {
+        let address: ServerAddr = url.parse().map_err(|_| Error::Unreachable(NOT_A_URL.into()))?;
+        let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+        options = match (address.username(), address.password()) {
+            (Some(user), Some(password)) => options.user_and_password(decoded(user), decoded(password)),
+            (Some(token), None) => options.token(decoded(token)),
+            (None, _) => options,
+        };
+        servers.push(address);
+    }
+    if servers.is_empty() {
+        return Err(Error::Unreachable(NOT_A_URL.into()));
+    }
+    Ok((servers, options))
+}
+
 /// Whether a publish would go out now; otherwise it would only be queued, and sent whenever the server is back.
 pub(super) fn is_connected(context: &Context) -> bool {
     context.client().connection_state() == State::Connected
 }
 
 const MAX_ACK_INFLIGHT: usize = 5_000;
+const NOT_A_URL: &str = "the NATS URL is not of the form nats://user:password@host:port, several separated by commas";

@@ -21,7 +21,11 @@ pub(super) struct Provisioned {
 
 /// Makes the stream of a partition if it is missing; checks it, as the server reports it, in any case: a server
 /// ignores settings that it does not know.
-pub(super) async fn provision(jetstream: &JetStream, context: &Context, spec: &StreamSpec) -> Result<Provisioned, Error> {
+pub(super) async fn provision(
+    jetstream: &JetStream,
+    context: &Context,
+    spec: &StreamSpec,
+) -> Result<Provisioned, Error> {
     let name = stream_name(&spec.source, spec.partition);
     let info = match context.get_stream(&name).await {
         Ok(stream) => stream.cached_info().clone(),
@@ -80,26 +84,66 @@ fn check(jetstream: &JetStream, spec: &StreamSpec, info: &Info) -> Result<(), Er
         Err(Error::Drift { stream: config.name.clone(), setting, problem: problem.to_owned() })
     };
     let limits = config.max_messages > 0 || config.max_bytes > 0;
-    is(config.subjects != [subjects_of(&spec.source, spec.partition)], "subjects", "are not those of this partition: another program uses the name, or someone changed it")?;
-    is(config.retention != RetentionPolicy::Limits, "retention", "is not `limits`: messages would go when others are done with them; make it `limits`")?;
+    is(
+        config.subjects != [subjects_of(&spec.source, spec.partition)],
+        "subjects",
+        "are not those of this partition: another program uses the name, or someone changed it",
+    )?;
+    is(
+        config.retention != RetentionPolicy::Limits,
+        "retention",
+        "is not `limits`: messages would go when others are done with them; make it `limits`",
+    )?;
     is(config.mirror.is_some(), "mirror", "is set: a mirror takes no messages of ours")?;
-    is(config.sources.as_ref().is_some_and(|sources| !sources.is_empty()), "sources", "are set: messages of others would stand between ours")?;
+    is(
+        config.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
+        "sources",
+        "are set: messages of others would stand between ours",
+    )?;
     is(config.subject_transform.is_some(), "subject_transform", "is set: consumers would not find their subjects")?;
     is(config.no_ack, "no_ack", "is set: nothing would ever be confirmed")?;
     is(config.sealed, "sealed", "is set: nothing can be stored")?;
     is(config.allow_rollup, "allow_rollup_hdrs", "is set: one header could purge the stream")?;
     is(config.allow_message_ttl, "allow_msg_ttl", "is set: messages could expire before they are read")?;
-    is(config.subject_delete_marker_ttl.is_some(), "subject_delete_marker_ttl", "is set: markers would stand between events")?;
-    is(config.max_messages_per_subject > 0, "max_msgs_per_subject", "is set: older events of a type would be dropped unread")?;
-    is(limits && config.discard == DiscardPolicy::Old, "discard", "is `old` with a limit on messages or bytes: the oldest would be dropped unread; make it `new`")?;
+    is(
+        config.subject_delete_marker_ttl.is_some(),
+        "subject_delete_marker_ttl",
+        "is set: markers would stand between events",
+    )?;
+    is(
+        config.max_messages_per_subject > 0,
+        "max_msgs_per_subject",
+        "is set: older events of a type would be dropped unread",
+    )?;
+    is(
+        limits && config.discard == DiscardPolicy::Old,
+        "discard",
+        "is `old` with a limit on messages or bytes: the oldest would be dropped unread; make it `new`",
+    )?;
     is(config.storage != StorageType::File, "storage", "is not `file`: a restart would lose what was confirmed")?;
-    is(config.persist_mode == Some(PersistenceMode::Async), "persist_mode", "is `async`: what was confirmed could be lost")?;
+    is(
+        config.persist_mode == Some(PersistenceMode::Async),
+        "persist_mode",
+        "is `async`: what was confirmed could be lost",
+    )?;
     let ages = !config.max_age.is_zero() && config.max_age < jetstream.max_age;
     is(ages, "max_age", &shorter("max_age", config.max_age, jetstream.max_age))?;
     let wanted = jetstream.duplicate_window.min(jetstream.max_age);
-    is(config.duplicate_window < wanted, "duplicate_window", &shorter("duplicate_window", config.duplicate_window, wanted))?;
-    is(config.metadata.get(SOURCE) != Some(&spec.source), "metadata", "does not name this source under `tidings-source`: consumers find streams by it")?;
-    is(config.metadata.get(PARTITIONS) != Some(&spec.partitions.to_string()), "metadata", "names another number of partitions under `tidings-partitions`")
+    is(
+        config.duplicate_window < wanted,
+        "duplicate_window",
+        &shorter("duplicate_window", config.duplicate_window, wanted),
+    )?;
+    is(
+        config.metadata.get(SOURCE) != Some(&spec.source),
+        "metadata",
+        "does not name this source under `tidings-source`: consumers find streams by it",
+    )?;
+    is(
+        config.metadata.get(PARTITIONS) != Some(&spec.partitions.to_string()),
+        "metadata",
+        "names another number of partitions under `tidings-partitions`",
+    )
 }
 
 fn shorter(setting: &str, has: Duration, wanted: Duration) -> String {
@@ -109,7 +153,8 @@ fn shorter(setting: &str, has: Duration, wanted: Duration) -> String {
 
 /// The streams of a source, found by their metadata.
 pub(super) async fn streams(context: &Context, source: &str) -> Result<Vec<StreamInfo>, Error> {
-    let infos: Vec<Info> = context.streams().try_collect().await.map_err(|error| Error::Unreachable(error.to_string()))?;
+    let infos: Vec<Info> =
+        context.streams().try_collect().await.map_err(|error| Error::Unreachable(error.to_string()))?;
     let ours = infos.into_iter().filter(|info| info.config.metadata.get(SOURCE).is_some_and(|s| s == source));
     Ok(ours
         .filter_map(|info| {

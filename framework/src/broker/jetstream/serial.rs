@@ -94,9 +94,9 @@ async fn believe(context: &Context, stream: &str, ack: PublishAck, id: &str) -> 
         Ok(there) if there.headers.get("Nats-Msg-Id").is_some_and(|value| value.as_str() == id) => stored,
         Ok(_) => Outcome::Unconfirmed(Unclear::NotOurs),
         Err(error) => match error.kind() {
-            RawMessageErrorKind::JetStream(_) | RawMessageErrorKind::NoMessageFound | RawMessageErrorKind::InvalidSubject => {
-                Outcome::Unconfirmed(Unclear::NotOurs)
-            }
+            RawMessageErrorKind::JetStream(_)
+            | RawMessageErrorKind::NoMessageFound
+            | RawMessageErrorKind::InvalidSubject => Outcome::Unconfirmed(Unclear::NotOurs),
             RawMessageErrorKind::Other => Outcome::Unconfirmed(Unclear::TimedOut),
         },
     }
@@ -119,9 +119,10 @@ fn of_source(error: &PublishError) -> Outcome {
     if let Some(answer) = source.downcast_ref::<jetstream::Error>() {
         return of_error(answer.error_code().0, u16::try_from(answer.code()).unwrap_or(0));
     }
-    if source.downcast_ref::<async_nats::client::PublishError>().is_some_and(|e| {
-        matches!(e.kind(), async_nats::client::PublishErrorKind::InvalidSubject)
-    }) {
+    if source
+        .downcast_ref::<async_nats::client::PublishError>()
+        .is_some_and(|e| matches!(e.kind(), async_nats::client::PublishErrorKind::InvalidSubject))
+    {
         return Outcome::Refused(Refusal::Subject);
     }
     Outcome::Unconfirmed(Unclear::ConnectionLost)

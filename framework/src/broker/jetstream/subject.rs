@@ -27,7 +27,13 @@ pub(crate) fn subject_of(envelope: &Envelope, partition: i32) -> String {
 }
 
 /// What a consumer of these event types listens to on one partition.
-pub(super) fn filters(source: &str, partition: i32, consumer: &str, event_types: &[String], commands: bool) -> Vec<String> {
+pub(super) fn filters(
+    source: &str,
+    partition: i32,
+    consumer: &str,
+    event_types: &[String],
+    commands: bool,
+) -> Vec<String> {
     let prefix = format!("{}.{partition}", escape(source));
     let events = event_types.iter().map(|r#type| format!("{prefix}.evt.*.{}", escape(r#type)));
     events.chain(commands.then(|| format!("{prefix}.cmd.{}.>", escape(consumer)))).collect()

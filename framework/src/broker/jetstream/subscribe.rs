@@ -28,7 +28,12 @@ pub(super) async fn subscribe(context: Context, spec: SubscriptionSpec) -> Resul
         Ok(existing) => update(&stream, existing, &spec, wanted).await.map_err(refused)?,
         Err(_) => match stream.create_consumer_strict(durable(&name, &spec, wanted)).await {
             Ok(made) => made,
-            Err(error) if matches!(error.kind(), ConsumerCreateStrictErrorKind::TimedOut | ConsumerCreateStrictErrorKind::Request) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ConsumerCreateStrictErrorKind::TimedOut | ConsumerCreateStrictErrorKind::Request
+                ) =>
+            {
                 return Err(Error::Unreachable(error.to_string()));
             }
             Err(error) => return Err(refused(error.to_string())),
@@ -52,10 +57,18 @@ fn durable(name: &str, spec: &SubscriptionSpec, filter_subjects: Vec<String>) ->
     }
 }
 
-async fn update(stream: &Stream, existing: PullConsumer, spec: &SubscriptionSpec, wanted: Vec<String>) -> Result<PullConsumer, String> {
+async fn update(
+    stream: &Stream,
+    existing: PullConsumer,
+    spec: &SubscriptionSpec,
+    wanted: Vec<String>,
+) -> Result<PullConsumer, String> {
     let has = existing.cached_info().config.clone();
     if has.ack_policy != AckPolicy::Explicit {
-        return Err("its ack policy is not `explicit`: it was not made by this framework; give the consumer another name".into());
+        return Err(
+            "its ack policy is not `explicit`: it was not made by this framework; give the consumer another name"
+                .into(),
+        );
     }
     let mut subjects: BTreeSet<String> = has.filter_subjects.iter().cloned().collect();
     if !has.filter_subject.is_empty() {
@@ -63,15 +76,16 @@ async fn update(stream: &Stream, existing: PullConsumer, spec: &SubscriptionSpec
     }
     let before = subjects.clone();
     subjects.extend(wanted);
-    let same = subjects == before && has.ack_wait == spec.ack_wait && has.max_deliver == -1 && has.max_ack_pending == MAX_ACK_PENDING;
+    let same = subjects == before
+        && has.ack_wait == spec.ack_wait
+        && has.max_deliver == -1
+        && has.max_ack_pending == MAX_ACK_PENDING;
     if same {
         return Ok(existing);
     }
     let name = durable_name(&spec.consumer);
-    let config = pull::Config {
-        deliver_policy: has.deliver_policy,
-        ..durable(&name, spec, subjects.into_iter().collect())
-    };
+    let config =
+        pull::Config { deliver_policy: has.deliver_policy, ..durable(&name, spec, subjects.into_iter().collect()) };
     stream.update_consumer(config).await.map_err(|error| error.to_string())
 }
 
@@ -135,7 +149,8 @@ impl Pull {
 
 fn delivery(message: jetstream::Message) -> Result<Delivery, Error> {
     let (stream, stream_seq, delivered) = {
-        let info = message.info().map_err(|error| Error::Ended(format!("a message without delivery information: {error}")))?;
+        let info =
+            message.info().map_err(|error| Error::Ended(format!("a message without delivery information: {error}")))?;
         (info.stream.to_owned(), info.stream_sequence, u64::try_from(info.delivered).unwrap_or(1))
     };
     let (message, acker) = message.split();

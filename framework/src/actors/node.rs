@@ -1,0 +1,285 @@
+//! The node: heartbeat, leases, and which partitions have an actor here. It runs on an arbiter on which nothing else runs,
+//! and over a connection of its own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use actix::prelude::*;
+use diesel_async::AsyncPgConnection;
+
+use super::Drain;
+use super::partition::{Partition, Seed};
+use super::supervisor::{Panics, supervise};
+use crate::outbox::lease::{self, Beat, Tenancy, Trust};
+use crate::postgres::{Database, Error as DatabaseError};
+use crate::protocol::lease::{Balance, Epoch, Partition as Number, Terms, balance};
+use crate::telemetry;
+
+/// A node's place among the others: a fresh random id at every start.
+pub(crate) struct Membership {
+    pub(crate) database: Database,
+    pub(crate) id: uuid::Uuid,
+    pub(crate) name: String,
+    pub(crate) terms: Terms,
+    /// The broker was reached within the lease.
+    pub(crate) able: Arc<AtomicBool>,
+    pub(crate) connection: Option<AsyncPgConnection>,
+}
+
+pub(crate) struct Node {
+    seed: Seed,
+    work: Vec<ArbiterHandle>,
+    terms: Terms,
+    id: uuid::Uuid,
+    membership: Option<Membership>,
+    owned: HashMap<Number, Owned>,
+    draining: bool,
+    panics: Panics,
+    rebuild: Box<dyn Fn() -> Membership + Send>,
+}
+
+struct Owned {
+    epoch: Epoch,
+    trust: Arc<Trust>,
+    actor: Option<Addr<Partition>>,
+    leaving: bool,
+}
+
+impl Node {
+    pub(crate) fn new(seed: Seed, work: Vec<ArbiterHandle>, rebuild: impl Fn() -> Membership + Send + 'static) -> Node {
+        let membership = rebuild();
+        let panics = Panics::new("the node".into(), seed.fatal.clone());
+        Node {
+            seed,
+            work,
+            terms: membership.terms,
+            id: membership.id,
+            membership: Some(membership),
+            owned: HashMap::new(),
+            draining: false,
+            panics,
+            rebuild: Box::new(rebuild),
+        }
+    }
+
+    fn beat(&mut self, context: &mut Context<Self>) {
+        if self.draining {
+            return;
+        }
+        let membership = self.membership.take().unwrap_or_else(|| (self.rebuild)());
+        let leaving = self.owned.values().filter(|owned| owned.leaving).count();
+        let step = self.seed.engine.spawn(beat(membership, leaving));
+        context.spawn(step.into_actor(self).map(|ended, node, context| node.beaten(ended, context)));
+    }
+
+    fn beaten(
+        &mut self,
+        ended: Result<(Membership, Result<Report, DatabaseError>), tokio::task::JoinError>,
+        context: &mut Context<Self>,
+    ) {
+        let wait = match ended {
+            Ok((membership, report)) => {
+                self.membership = Some(membership);
+                match report {
+                    Ok(report) => {
+                        self.follow(report, context);
+                        self.terms.renew_every
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the leases could not be renewed; nothing is published once they run out");
+                        self.terms.renew_every / 4
+                    }
+                }
+            }
+            Err(error) if error.is_panic() => self.panics.another(),
+            Err(_) => return,
+        };
+        context.run_later(wait, Self::beat);
+    }
+
+    /// Brings the actors in line with what the database says we own.
+    fn follow(&mut self, report: Report, context: &mut Context<Self>) {
+        let lost: Vec<Number> = self
+            .owned
+            .iter()
+            .filter(|(number, owned)| !report.owned.contains(&(**number, owned.epoch)))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in lost {
+            if let Some(owned) = self.owned.remove(&number) {
+                owned.trust.revoke();
+                if let Some(actor) = owned.actor {
+                    actor.do_send(Drain);
+                }
+            }
+        }
+        for (number, epoch) in report.owned {
+            match self.owned.get(&number) {
+                Some(owned) => owned.trust.extend(report.trusted_until),
+                None if self.draining => {}
+                None => self.begin(number, epoch, report.trusted_until, context),
+            }
+        }
+        telemetry::owned(self.owned.len());
+        for _ in 0..report.give_up {
+            let Some(number) = self.owned.iter().filter(|(_, owned)| !owned.leaving).map(|(number, _)| *number).max()
+            else {
+                break;
+            };
+            self.give_up(number, context);
+        }
+    }
+
+    fn begin(&mut self, number: Number, epoch: Epoch, trusted_until: Instant, context: &mut Context<Self>) {
+        let trust = Arc::new(Trust::until(trusted_until));
+        self.owned.insert(number, Owned { epoch, trust: Arc::clone(&trust), actor: None, leaving: false });
+        let tenancy = Tenancy { node: self.id, partition: number, epoch };
+        tracing::info!(partition = number.0, epoch = epoch.0, "owns a partition");
+        let (seed, what) = (self.seed.clone(), format!("the actor of partition {number}"));
+        let place = usize::try_from(number.0).unwrap_or(0) % self.work.len();
+        let (arbiter, fatal) = (self.work[place].clone(), self.seed.fatal.clone());
+        let starting =
+            async move { supervise(&arbiter, what, fatal, move || Partition::new(seed, tenancy, trust)).await };
+        context.spawn(starting.into_actor(self).map(move |actor, node, _| {
+            if let (Some(owned), Some(actor)) = (node.owned.get_mut(&number), actor) {
+                owned.actor = Some(actor);
+            }
+        }));
+    }
+
+    /// Drains a partition, then lets go of its lease, so that the next owner need not wait for the end of it.
+    fn give_up(&mut self, number: Number, context: &mut Context<Self>) {
+        let Some(owned) = self.owned.get_mut(&number) else { return };
+        let Some(actor) = owned.actor.clone() else { return };
+        owned.leaving = true;
+        let tenancy = Tenancy { node: self.id, partition: number, epoch: owned.epoch };
+        let giving = release(self.seed.clone(), actor, tenancy);
+        context.spawn(giving.into_actor(self).map(move |(), node, _| {
+            node.owned.remove(&number);
+            tracing::info!(partition = number.0, "gave a partition up");
+        }));
+    }
+}
+
+async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
+    let _ = actor.send(Drain).await;
+    let pool = seed.pool.clone();
+    let releasing = seed.engine.spawn(async move {
+        let mut connection = pool.get().await?;
+        lease::give_up(&mut connection, &tenancy).await?;
+        Ok::<_, DatabaseError>(())
+    });
+    if let Ok(Err(error)) = releasing.await {
+        tracing::warn!(partition = tenancy.partition.0, %error, "the lease could not be given up; it ends by itself");
+    }
+}
+
+/// What a heartbeat says is to be done.
+struct Report {
+    owned: Vec<(Number, Epoch)>,
+    trusted_until: Instant,
+    give_up: usize,
+}
+
+/// One heartbeat: renew, count the others, take what is free of our share. An answer that comes too late is no answer.
+async fn beat(mut membership: Membership, leaving: usize) -> (Membership, Result<Report, DatabaseError>) {
+    let within = membership.terms.ttl / 3;
+    let connection = membership.connection.take();
+    let result = tokio::time::timeout(within, beat_on(&membership, connection, leaving)).await;
+    match result {
+        Ok(Ok((connection, report))) => {
+            membership.connection = Some(connection);
+            (membership, Ok(report))
+        }
+        Ok(Err(error)) => (membership, Err(error)),
+        Err(_) => (membership, Err(DatabaseError::ConnectTimeout)),
+    }
+}
+
+async fn beat_on(
+    membership: &Membership,
+    connection: Option<AsyncPgConnection>,
+    leaving: usize,
+) -> Result<(AsyncPgConnection, Report), DatabaseError> {
+    let mut connection = match connection {
+        Some(connection) => connection,
+        None => membership.database.open().await?,
+    };
+    let able = membership.able.load(Ordering::Relaxed);
+    let Beat { mut owned, able_nodes, partitions, mut trusted_until } =
+        lease::beat(&mut connection, membership.id, &membership.name, able, &membership.terms).await?;
+    let mut give_up = 0;
+    match balance(owned.len(), partitions, able, able_nodes) {
+        Balance::Take(count) => {
+            let (taken, until) = lease::take(&mut connection, membership.id, count, &membership.terms).await?;
+            owned.extend(taken);
+            trusted_until = trusted_until.min(until);
+        }
+        Balance::GiveUp(count) => give_up = count.saturating_sub(leaving),
+        Balance::Keep => {}
+    }
+    Ok((connection, Report { owned, trusted_until, give_up }))
+}
+
+impl Actor for Node {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Context<Self>) {
+        self.beat(context);
+    }
+}
+
+impl Supervised for Node {
+    /// The actors of the partitions go on under leases that nobody renews; a fresh node takes them over.
+    fn restarting(&mut self, _: &mut Context<Self>) {
+        for owned in self.owned.drain().map(|(_, owned)| owned) {
+            owned.trust.revoke();
+            if let Some(actor) = owned.actor {
+                actor.do_send(Drain);
+            }
+        }
+        let membership = (self.rebuild)();
+        self.id = membership.id;
+        self.membership = Some(membership);
+    }
+}
+
+impl Handler<Drain> for Node {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
+        self.draining = true;
+        let (seed, id) = (self.seed.clone(), self.id);
+        let leaving: Vec<_> = self
+            .owned
+            .drain()
+            .filter_map(|(number, owned)| {
+                owned.trust.revoke();
+                let tenancy = Tenancy { node: id, partition: number, epoch: owned.epoch };
+                owned.actor.map(|actor| release(seed.clone(), actor, tenancy))
+            })
+            .collect();
+        Box::pin(async move {
+            futures_util::future::join_all(leaving).await;
+            let pool = seed.pool.clone();
+            let _ = seed
+                .engine
+                .spawn(async move {
+                    let mut connection = pool.get().await?;
+                    lease::leave(&mut connection, id).await?;
+                    Ok::<_, DatabaseError>(())
+                })
+                .await;
+        })
+    }
+}
+
+/// Asks now and then whether the broker is there; a node that does not reach it takes no share.
+pub(crate) async fn watch_broker(seed: Seed, able: Arc<AtomicBool>, every: Duration) {
+    loop {
+        able.store(seed.broker.reachable().await, Ordering::Relaxed);
+        tokio::time::sleep(every).await;
+    }
+}
