@@ -38,7 +38,7 @@ pub(crate) struct Terms {
 
 /// What came of it.
 #[derive(Debug)]
-pub(crate) enum Applied {
+pub(crate) enum Ending {
     /// Committed now.
     Applied,
     /// Committed before, by whomever.
@@ -56,10 +56,10 @@ pub(crate) async fn apply<C: Consumer>(
     key: &Key,
     envelope: &Envelope,
     terms: Terms,
-) -> Applied {
+) -> Ending {
     let mut connection = match pool.get().await {
         Ok(connection) => connection,
-        Err(error) => return Applied::Failed(Failure::Outage, error.to_string()),
+        Err(error) => return Ending::Failed(Failure::Outage, error.to_string()),
     };
     match begin(&mut connection, key, terms.isolation).await {
         Begun::Open { backend } => {
@@ -71,26 +71,26 @@ pub(crate) async fn apply<C: Consumer>(
                         if appended {
                             wake::all();
                         }
-                        Applied::Applied
+                        Ending::Applied
                     }
-                    Committed::No(failure, text) => Applied::Failed(failure, text),
+                    Committed::No(failure, text) => Ending::Failed(failure, text),
                     Committed::Unknown(text) => {
                         drop(connection);
                         end_backend(pool, backend).await;
-                        Applied::Failed(Failure::Outage, text)
+                        Ending::Failed(Failure::Outage, text)
                     }
                 },
                 Ran::Failed(failure, text) => roll_back(&mut connection, failure, text).await,
                 Ran::Later(text) => {
                     let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
-                    Applied::Later(text)
+                    Ending::Later(text)
                 }
                 Ran::TimedOut => {
                     // What the handler was waiting for ends now; the connection is in a transaction and is not reused.
                     let _ = connection.cancel_token().cancel_query(tokio_postgres::NoTls).await;
                     drop(connection);
                     end_backend(pool, backend).await;
-                    Applied::Failed(
+                    Ending::Failed(
                         Failure::Transient,
                         format!(
                             "the handler did not end within its timeout of {}",
@@ -102,18 +102,18 @@ pub(crate) async fn apply<C: Consumer>(
         }
         Begun::Known => {
             let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
-            Applied::Duplicate
+            Ending::Duplicate
         }
         Begun::LeftOpen => {
             let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
-            Applied::Failed(Failure::EndedTransaction, ENDED.into())
+            Ending::Failed(Failure::EndedTransaction, ENDED.into())
         }
         // Nothing of the event's own has run yet: nothing is counted, whatever it was.
         Begun::Failed(error) => {
             let failure =
                 if classify(&error) == Fault::Serialization { Failure::Serialization } else { Failure::Outage };
             let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
-            Applied::Failed(failure, error.to_string())
+            Ending::Failed(failure, error.to_string())
         }
     }
 }
@@ -210,13 +210,13 @@ fn failure_of(error: &diesel::result::Error) -> Failure {
 
 /// Rolls back; if not even that is answered, the database is gone, and what the handler saw of it says nothing against
 /// the event.
-async fn roll_back(connection: &mut AsyncPgConnection, failure: Failure, text: String) -> Applied {
+async fn roll_back(connection: &mut AsyncPgConnection, failure: Failure, text: String) -> Ending {
     let rolled_back = AnsiTransactionManager::rollback_transaction(connection).await;
     match (failure, rolled_back) {
         (Failure::Database | Failure::Serialization | Failure::UniqueInEffect, Err(error)) => {
-            Applied::Failed(Failure::Outage, error.to_string())
+            Ending::Failed(Failure::Outage, error.to_string())
         }
-        (failure, _) => Applied::Failed(failure, text),
+        (failure, _) => Ending::Failed(failure, text),
     }
 }
 

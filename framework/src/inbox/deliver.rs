@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::apply::{Applied, Key, Terms, apply};
+use super::apply::{Ending, Key, Terms, apply};
 use super::settle::settle;
 use super::{attempts, dead};
 use crate::broker::{Broker, Delivery, Room, Settle, Settlement, StreamInfo, Subscription, SubscriptionSpec};
@@ -255,19 +255,19 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
     let mut restarts = Restarts::default();
     loop {
         let (failure, text) = match attempt(worker, &key, &envelope).await {
-            Applied::Applied => {
+            Ending::Applied => {
                 telemetry::consumer(telemetry::APPLIED, C::NAME);
                 if delivery.delivered > 1 {
                     forget_attempts(worker, &key).await;
                 }
                 return settle(delivery, Settlement::Ack).await;
             }
-            Applied::Duplicate => {
+            Ending::Duplicate => {
                 telemetry::consumer(telemetry::DUPLICATES, C::NAME);
                 tracing::debug!(consumer = C::NAME, id = key.event_id, "applied before");
                 return settle(delivery, Settlement::Ack).await;
             }
-            Applied::Later(reason) => {
+            Ending::Later(reason) => {
                 telemetry::consumer(telemetry::DEFERRED, C::NAME);
                 tracing::warn!(
                     consumer = C::NAME,
@@ -277,7 +277,7 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
                 );
                 return settle(delivery, Settlement::Nak(LATER)).await;
             }
-            Applied::Failed(failure, text) => (failure, text),
+            Ending::Failed(failure, text) => (failure, text),
         };
         match after(failure, &mut restarts, rand::random()) {
             Next::Restart(delay) => {
@@ -324,16 +324,16 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
 }
 
 /// Runs apply where handlers run. A panic that gets out of there is one more failure.
-async fn attempt<C: Consumer>(worker: &Arc<Worker<C>>, key: &Key, envelope: &Arc<Envelope>) -> Applied {
+async fn attempt<C: Consumer>(worker: &Arc<Worker<C>>, key: &Key, envelope: &Arc<Envelope>) -> Ending {
     let terms = Terms { isolation: worker.options.isolation, timeout: worker.options.timeout };
     let (worker, key, envelope) = (Arc::clone(worker), key.clone(), Arc::clone(envelope));
     let handlers = worker.handlers.clone();
     let applying = handlers.spawn(async move { apply(&worker.consumer, &worker.pool, &key, &envelope, terms).await });
     applying.await.unwrap_or_else(|error| {
         if error.is_panic() {
-            Applied::Failed(Failure::Transient, "the handler panicked".into())
+            Ending::Failed(Failure::Transient, "the handler panicked".into())
         } else {
-            Applied::Failed(Failure::Outage, "the handlers' runtime is stopping".into())
+            Ending::Failed(Failure::Outage, "the handlers' runtime is stopping".into())
         }
     })
 }

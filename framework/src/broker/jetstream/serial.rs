@@ -29,6 +29,10 @@ impl Serial {
 }
 
 impl Publisher for Serial {
+    #[expect(
+        clippy::async_yields_async,
+        reason = "the outer future hands the message over, the inner one is the answer"
+    )]
     fn send(&self, message: Message) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         async move {
             // A disconnected client would queue the message, and send it long after we gave up on it.

@@ -100,7 +100,7 @@ enum State {
     Idle,
     /// Kept here, so that giving up waiting for it loses no message.
     Asking(BoxFuture<'static, Result<pull::Batch, pull::BatchError>>),
-    Receiving(pull::Batch),
+    Receiving(Box<pull::Batch>),
 }
 
 impl Subscription for Pull {
@@ -111,7 +111,7 @@ impl Subscription for Pull {
                     State::Idle if room.messages == 0 || room.bytes == 0 => std::future::pending().await,
                     State::Idle => self.state = State::Asking(self.ask(room)),
                     State::Asking(asking) => match asking.await {
-                        Ok(batch) => self.state = State::Receiving(batch),
+                        Ok(batch) => self.state = State::Receiving(Box::new(batch)),
                         Err(error) => {
                             self.state = State::Idle;
                             return Err(Error::Ended(error.to_string()));
