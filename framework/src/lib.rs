@@ -37,7 +37,7 @@ pub mod testing;
 pub mod transaction;
 
 pub use broker::JetStream;
-pub use consumer::{Consumer, Handle};
+pub use consumer::{Consumer, Handle, HandlerError};
 pub use envelope::{Envelope, Received};
 pub use event::{Aggregate, Command, Event, Kind, NewEvent, Version};
 pub use host::{Relay, Running, Tidings};
