@@ -2,3 +2,4 @@
 
 mod road;
 mod services;
+mod tidy;
