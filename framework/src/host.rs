@@ -1,18 +1,17 @@
 //! The host: what of Tidings runs in this process, and how it starts and ends.
 
+mod prepare;
+mod relay;
+mod running;
 mod system;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use actix::Addr;
-use diesel_async::AsyncPgConnection;
-use futures_util::future::BoxFuture;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 
-use crate::actors::Drain;
 use crate::actors::consumer::Consumer as ConsumerActor;
 use crate::actors::node::{Membership, Node, watch_broker};
 use crate::actors::partition::Seed;
@@ -20,13 +19,12 @@ use crate::actors::supervisor::{Fatal, supervise};
 use crate::broker::Broker;
 use crate::consumer::{Consumer, Options};
 use crate::inbox::deliver::{Limits as InboxLimits, Work, Worker};
-use crate::inbox::register::register;
-use crate::outbox::lease::{partition_count, settle_source};
-use crate::outbox::publish::Limits as RelayLimits;
-use crate::postgres::{Database, Engine, Error as DatabaseError, Pool, check_schema};
-use crate::protocol::backoff::Backoff;
+use crate::postgres::{Database, Engine, Error as DatabaseError, Pool};
 use crate::protocol::lease::Terms;
 use crate::protocol::token::check_token;
+use prepare::{Prepared, prepare};
+pub use relay::Relay;
+pub use running::Running;
 use system::Arbiters;
 
 /// What of Tidings runs in this process: a relay, consumers, or both.
@@ -265,230 +263,6 @@ async fn start_node(arbiters: &Arbiters, seed: Seed, database: Database, relay: 
     supervise(&arbiters.control(), "the actor of the node".into(), fatal, move || Node::new(seed, work, rebuild)).await
 }
 
-struct Prepared {
-    partitions: i32,
-    generations: Vec<i32>,
-}
-
-/// What must be right before anything runs. Only a missing connection is waited for.
-async fn prepare(
-    database: Database,
-    source: Option<String>,
-    consumers: Vec<(&'static str, &'static str)>,
-    within: Duration,
-) -> Result<Prepared, Error> {
-    let waiting = async {
-        let mut failures = 0;
-        loop {
-            match database.open().await {
-                Ok(connection) => return connection,
-                Err(error) => {
-                    failures += 1;
-                    tracing::warn!(%error, "waiting for the database");
-                    tokio::time::sleep(CONNECT.delay(failures, rand::random())).await;
-                }
-            }
-        }
-    };
-    let mut connection: AsyncPgConnection = match tokio::time::timeout(within, waiting).await {
-        Ok(connection) => connection,
-        Err(_) => return Err(Error::Database(database.open().await.err().unwrap_or(DatabaseError::ConnectTimeout))),
-    };
-    check_schema(&mut connection).await?;
-    if let Some(source) = source {
-        let settled = settle_source(&mut connection, &source).await.map_err(DatabaseError::from)?;
-        if settled != source {
-            return Err(Error::Config(format!(
-                "the database is the source {settled:?} and this process says {source:?}: a database is one source, for ever; consumers know its events by it"
-            )));
-        }
-    }
-    let mut generations = Vec::new();
-    for (name, source) in consumers {
-        let (generation, registered) = register(&mut connection, name, source).await.map_err(DatabaseError::from)?;
-        if registered != source {
-            return Err(Error::Config(format!(
-                "consumer {name:?} is registered for the source {registered:?} and this process says {source:?}: give it another name"
-            )));
-        }
-        generations.push(generation);
-    }
-    let partitions = partition_count(&mut connection).await.map_err(DatabaseError::from)?;
-    Ok(Prepared { partitions, generations })
-}
-
-/// The relay's settings.
-///
-/// ```
-/// use std::time::Duration;
-/// use tidings::Relay;
-///
-/// let relay = Relay::default().lease(Duration::from_secs(15)).name("exports-1");
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Relay {
-    lease: Duration,
-    window: usize,
-    window_bytes: usize,
-    in_flight: usize,
-    backoff: Backoff,
-    name: String,
-}
-
-impl Default for Relay {
-    fn default() -> Self {
-        Relay {
-            lease: Duration::from_secs(15),
-            window: 1_000,
-            window_bytes: 16 * 1024 * 1024,
-            in_flight: 256,
-            backoff: Backoff { min: Duration::from_millis(200), max: Duration::from_secs(60) },
-            name: format!("process {}", std::process::id()),
-        }
-    }
-}
-
-impl Relay {
-    /// How long a partition stays with a process that does not renew it: the time a takeover takes. Default 15 s.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
-        self
-    }
-
-    /// Events claimed at once, per partition. Default 1,000.
-    pub fn window(mut self, events: usize) -> Self {
-        self.window = events;
-        self
-    }
-
-    /// Bytes of data claimed at once, per partition; one event is always taken. Default 16 MiB.
-    pub fn window_bytes(mut self, bytes: usize) -> Self {
-        self.window_bytes = bytes;
-        self
-    }
-
-    /// Messages without an acknowledgement at once, per partition; at most one of each aggregate. Default 256.
-    pub fn in_flight(mut self, messages: usize) -> Self {
-        self.in_flight = messages;
-        self
-    }
-
-    /// The wait after a failed attempt of an event, and its ceiling. Default 200 ms and 1 min.
-    pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
-        self.backoff = Backoff { min, max };
-        self
-    }
-
-    /// What operators see in `tidings.node`. Default `process` and its number.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self
-    }
-
-    fn limits(&self) -> RelayLimits {
-        RelayLimits {
-            window: self.window,
-            window_bytes: self.window_bytes,
-            in_flight: self.in_flight,
-            backoff: self.backoff,
-        }
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        let wrong = |what: &str| Err(Error::Config(format!("`Relay::{what}`")));
-        match self {
-            _ if self.lease < Duration::from_millis(500) => {
-                wrong("lease is under 500 ms: renewals would come too late under load")
-            }
-            _ if self.window == 0 => wrong("window is 0: nothing would be published"),
-            _ if self.window_bytes == 0 => wrong("window_bytes is 0: nothing would be published"),
-            _ if self.in_flight == 0 => wrong("in_flight is 0: nothing would be published"),
-            _ if self.backoff.min.is_zero() || self.backoff.max < self.backoff.min => {
-                wrong("backoff has a first wait of 0 or above its ceiling")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// Tidings at work in this process.
-///
-/// Dropped without a drain it stops at once, as if the process had died: leases end by themselves, messages in hand are
-/// delivered again, and nothing is lost.
-#[must_use = "dropping it stops everything"]
-pub struct Running {
-    engine: Engine,
-    #[expect(dead_code, reason = "kept so that the handlers run until the end")]
-    handlers: Engine,
-    pool: Pool,
-    broker: Arc<dyn Broker>,
-    arbiters: Arbiters,
-    node: Option<Addr<Node>>,
-    consumers: Vec<Addr<ConsumerActor>>,
-    failed: watch::Receiver<Option<String>>,
-}
-
-impl std::fmt::Debug for Running {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Running")
-            .field("relay", &self.node.is_some())
-            .field("consumers", &self.consumers.len())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Running {
-    /// Waits for the signal, then drains. If a part of it cannot go on before that, drains at once and says so.
-    ///
-    /// # Errors
-    /// [`Error::Failed`] if a part could not go on: the process should end and be started again.
-    /// [`Error::DrainTimeout`] if the drain did not end in time; nothing is lost by that.
-    pub async fn drain_on(self, signal: impl Future<Output = ()>, deadline: Duration) -> Result<(), Error> {
-        let mut failed = self.failed.clone();
-        tokio::select! {
-            () = signal => self.drain(deadline).await,
-            what = async { failed.wait_for(Option::is_some).await.ok().and_then(|what| what.clone()) } => {
-                let drained = self.drain(deadline).await;
-                match what {
-                    Some(what) => Err(Error::Failed(what)),
-                    None => drained,
-                }
-            }
-        }
-    }
-
-    /// Takes no more, finishes what is in hand, records it, gives up the leases, and closes. Ends at the deadline, whatever
-    /// PostgreSQL or NATS do.
-    ///
-    /// # Errors
-    /// [`Error::DrainTimeout`] if it did not end in time; nothing is lost by that.
-    pub async fn drain(self, deadline: Duration) -> Result<(), Error> {
-        let node = self.node.clone();
-        let consumers = self.consumers.clone();
-        let draining: BoxFuture<'static, ()> = Box::pin(async move {
-            let consumers = futures_util::future::join_all(consumers.into_iter().map(|consumer| consumer.send(Drain)));
-            let relay = async {
-                if let Some(node) = node {
-                    let _ = node.send(Drain).await;
-                }
-            };
-            tokio::join!(consumers, relay);
-        });
-        let broker = Arc::clone(&self.broker);
-        let all = self.engine.spawn(async move {
-            tokio::time::timeout(deadline, async {
-                draining.await;
-                broker.flush().await;
-            })
-            .await
-        });
-        let in_time = matches!(all.await, Ok(Ok(())));
-        self.pool.close();
-        self.arbiters.stop();
-        if in_time { Ok(()) } else { Err(Error::DrainTimeout(deadline)) }
-    }
-}
-
 /// Why Tidings did not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -511,4 +285,3 @@ pub enum Error {
 }
 
 const PREFETCH_BYTES: usize = 16 * 1024 * 1024;
-const CONNECT: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(3) };

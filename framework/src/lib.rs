@@ -5,7 +5,7 @@
 //!
 //! | step | what happens | where |
 //! |---|---|---|
-//! | 1 append | event and pending row, in the business transaction | [`transaction()`], [`outbox::append`](append) |
+//! | 1 append | event and pending row, in the business transaction | [`transaction()`], [`append`] |
 //! | 2 claim | what of a partition may go now | `outbox/claim.rs` |
 //! | 3 publish | hand to the broker, in the order of each aggregate | `outbox/publish.rs` |
 //! | 4 confirm | record that the broker stored it | `outbox/confirm.rs` |
@@ -48,3 +48,8 @@ pub use tidings_macros::{Command, Consumer, Event};
 #[cfg(feature = "sync")]
 pub use transaction::sync;
 pub use transaction::{Tx, transaction};
+
+/// The code in the README is compiled with the tests of this crate's documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,7 +1,7 @@
 //! What tests need: private servers, and a fresh migrated database for each of them.
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn example() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //! use tidings::testing;
 //!
 //! let database = testing::database().await?;

@@ -46,8 +46,18 @@ fn every_module_has_a_floor() {
 
 #[test]
 fn protocol_does_nothing_but_decide() {
-    let forbidden =
-        ["async ", "tokio", "diesel", "async_nats", "actix", "tracing", "rand::", "Instant::now", "SystemTime", "metrics"];
+    let forbidden = [
+        "async ",
+        "tokio",
+        "diesel",
+        "async_nats",
+        "actix",
+        "tracing",
+        "rand::",
+        "Instant::now",
+        "SystemTime",
+        "metrics",
+    ];
     for file in rust_files(&framework().join("protocol")) {
         let code = source(&file);
         let code = code.split("#[cfg(test)]").next().unwrap_or_default();
@@ -71,9 +81,15 @@ fn no_file_is_longer_than_five_hundred_lines() {
 #[test]
 fn the_readme_names_the_versions_that_the_manifest_states() {
     let manifest = source(&root().join("Cargo.toml"));
-    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")).and_then(|rest| rest.split('"').next());
+    let version = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix("rust-version = \""))
+        .and_then(|rest| rest.split('"').next());
     let readme = source(&root().join("README.md"));
-    assert!(readme.contains(&format!("Rust {}", version.unwrap_or("?"))), "the README names another Rust than {version:?}");
+    assert!(
+        readme.contains(&format!("Rust {}", version.unwrap_or("?"))),
+        "the README names another Rust than {version:?}"
+    );
 }
 
 fn floor_of(file: &Path) -> Option<usize> {
@@ -87,7 +103,8 @@ fn floor(module: &str) -> Option<usize> {
 /// The first part of the path below `framework/src`, without `.rs` where it is a module.
 fn module_of(file: &Path) -> String {
     let inside = file.strip_prefix(framework()).unwrap_or(file);
-    let first = inside.components().next().map(|part| part.as_os_str().to_string_lossy().into_owned()).unwrap_or_default();
+    let first =
+        inside.components().next().map(|part| part.as_os_str().to_string_lossy().into_owned()).unwrap_or_default();
     if BESIDE.contains(&first.as_str()) { first } else { first.trim_end_matches(".rs").to_owned() }
 }
 

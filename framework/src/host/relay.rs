@@ -1,0 +1,101 @@
+//! The settings of a relay.
+
+use std::time::Duration;
+
+use super::Error;
+use crate::outbox::publish::Limits;
+use crate::protocol::backoff::Backoff;
+
+/// The relay's settings.
+///
+/// ```
+/// use std::time::Duration;
+/// use tidings::Relay;
+///
+/// let relay = Relay::default().lease(Duration::from_secs(15)).name("exports-1");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relay {
+    pub(super) lease: Duration,
+    window: usize,
+    window_bytes: usize,
+    in_flight: usize,
+    backoff: Backoff,
+    pub(super) name: String,
+}
+
+impl Default for Relay {
+    fn default() -> Self {
+        Relay {
+            lease: Duration::from_secs(15),
+            window: 1_000,
+            window_bytes: 16 * 1024 * 1024,
+            in_flight: 256,
+            backoff: Backoff { min: Duration::from_millis(200), max: Duration::from_secs(60) },
+            name: format!("process {}", std::process::id()),
+        }
+    }
+}
+
+impl Relay {
+    /// How long a partition stays with a process that does not renew it: the time a takeover takes. Default 15 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Events claimed at once, per partition. Default 1,000.
+    pub fn window(mut self, events: usize) -> Self {
+        self.window = events;
+        self
+    }
+
+    /// Bytes of data claimed at once, per partition; one event is always taken. Default 16 MiB.
+    pub fn window_bytes(mut self, bytes: usize) -> Self {
+        self.window_bytes = bytes;
+        self
+    }
+
+    /// Messages without an acknowledgement at once, per partition; at most one of each aggregate. Default 256.
+    pub fn in_flight(mut self, messages: usize) -> Self {
+        self.in_flight = messages;
+        self
+    }
+
+    /// The wait after a failed attempt of an event, and its ceiling. Default 200 ms and 1 min.
+    pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
+        self.backoff = Backoff { min, max };
+        self
+    }
+
+    /// What operators see in `tidings.node`. Default `process` and its number.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            window: self.window,
+            window_bytes: self.window_bytes,
+            in_flight: self.in_flight,
+            backoff: self.backoff,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let wrong = |what: &str| Err(Error::Config(format!("`Relay::{what}`")));
+        match self {
+            _ if self.lease < Duration::from_millis(500) => {
+                wrong("lease is under 500 ms: renewals would come too late under load")
+            }
+            _ if self.window == 0 => wrong("window is 0: nothing would be published"),
+            _ if self.window_bytes == 0 => wrong("window_bytes is 0: nothing would be published"),
+            _ if self.in_flight == 0 => wrong("in_flight is 0: nothing would be published"),
+            _ if self.backoff.min.is_zero() || self.backoff.max < self.backoff.min => {
+                wrong("backoff has a first wait of 0 or above its ceiling")
+            }
+            _ => Ok(()),
+        }
+    }
+}
