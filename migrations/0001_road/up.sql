@@ -305,8 +305,13 @@ BEGIN
 
     SELECT o.ord, given[o.ord] AS version, befores[o.ord] AS before INTO bad
       FROM generate_subscripts(ids, 1) AS o(ord)
-     WHERE fresh[o.ord] AND given[o.ord] <= befores[o.ord] ORDER BY o.ord LIMIT 1;
-    IF FOUND THEN
+     WHERE fresh[o.ord] AND (given[o.ord] <= befores[o.ord] OR (given[o.ord] IS NULL AND versions[o.ord] IS NOT NULL))
+     ORDER BY o.ord LIMIT 1;
+    IF FOUND AND bad.version IS NULL THEN
+        PERFORM tidings.refuse_append('version_without_aggregate', ids[bad.ord],
+            format('version %s is given, but the event has no aggregate', versions[bad.ord]),
+            'Versions count within an aggregate: give its type and id, or leave the version out.');
+    ELSIF FOUND THEN
         PERFORM tidings.refuse_append('version_conflict', ids[bad.ord],
             format('version %s is not above the head %s of aggregate %L %L', bad.version, bad.before, aggregate_types[bad.ord], aggregate_ids[bad.ord]),
             'Another writer was faster, or the version is wrong: read the aggregate again, or leave the version out.');
