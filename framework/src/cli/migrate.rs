@@ -6,8 +6,10 @@ use std::io::Write;
 use crate::postgres::{self, Database, LATEST, Migration};
 use crate::services::DATABASE_URL;
 
-/// Brings the schema `tidings` of a database up to date, in one transaction, and says which steps it applied. Your own
-/// tables and your own migrations are not touched. Running it again, or from several places at once, does no harm.
+/// Bring the schema `tidings` of a database up to date, print its SQL, or undo it.
+///
+/// All steps run in one transaction, and it says which it applied. Your own tables and your own migrations are not
+/// touched. Running it again, or from several places at once, does no harm.
 ///
 /// The role needs the right to create a schema in the database (GRANT CREATE ON DATABASE … TO …), or to own the schema
 /// `tidings`. What a service needs afterwards is less: see migrations/README.md.

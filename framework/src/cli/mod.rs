@@ -19,7 +19,7 @@ struct Program {
 // Each subcommand is a file of its own beside this one, with an `Arguments` and a `run`.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Bring the schema `tidings` of a database up to date, print its SQL, or undo it.
+    // Its help is that of its arguments, which a comment here would replace.
     Migrate(migrate::Arguments),
     /// Run a private PostgreSQL and nats-server in the foreground until Ctrl-C.
     Services(services::Arguments),
