@@ -1,4 +1,6 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
+mod append;
+mod migrate;
 mod road;
 mod services;
