@@ -207,7 +207,7 @@ BEGIN
 END $$;
 
 -- An id that exists already: the same content is nothing new, other content is an error.
-CREATE FUNCTION tidings.same_or_refuse(event_id text, type text, data bytea, aggregate_type text, aggregate_id text)
+CREATE FUNCTION tidings.same_or_refuse(event_id text, type text, data bytea, recipient text, aggregate_type text, aggregate_id text)
 RETURNS tidings.appended
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -216,6 +216,7 @@ DECLARE
 BEGIN
     SELECT e.seq, e.version, e.previous, 'already appended' INTO result FROM tidings.event e
      WHERE e.id = same_or_refuse.event_id AND e.type = same_or_refuse.type AND e.data = same_or_refuse.data
+       AND e.recipient IS NOT DISTINCT FROM same_or_refuse.recipient
        AND e.aggregate_type IS NOT DISTINCT FROM same_or_refuse.aggregate_type
        AND e.aggregate_id IS NOT DISTINCT FROM same_or_refuse.aggregate_id;
     IF NOT FOUND THEN
@@ -268,13 +269,15 @@ BEGIN
       LEFT JOIN tidings.event e ON e.id = n.id;
 
     SELECT x.id INTO bad
-      FROM unnest(ids, types, datas, aggregate_types, aggregate_ids) WITH ORDINALITY AS x(id, type, data, at, ai, ord)
+      FROM unnest(ids, types, datas, recipients, aggregate_types, aggregate_ids) WITH ORDINALITY AS x(id, type, data, recipient, at, ai, ord)
       LEFT JOIN tidings.event e ON e.id = x.id
-      LEFT JOIN LATERAL (SELECT f.* FROM unnest(ids, types, datas, aggregate_types, aggregate_ids) WITH ORDINALITY AS f(id, type, data, at, ai, ord)
+      LEFT JOIN LATERAL (SELECT f.* FROM unnest(ids, types, datas, recipients, aggregate_types, aggregate_ids)
+                                         WITH ORDINALITY AS f(id, type, data, recipient, at, ai, ord)
                           WHERE NOT fresh[x.ord] AND e.id IS NULL AND f.id = x.id ORDER BY f.ord LIMIT 1) f ON true
      WHERE NOT fresh[x.ord]
-       AND (x.type, x.data, x.at, x.ai) IS DISTINCT FROM
-           (coalesce(e.type, f.type), coalesce(e.data, f.data), coalesce(e.aggregate_type, f.at), coalesce(e.aggregate_id, f.ai))
+       AND (x.type, x.data, x.recipient, x.at, x.ai) IS DISTINCT FROM
+           (coalesce(e.type, f.type), coalesce(e.data, f.data), coalesce(e.recipient, f.recipient),
+            coalesce(e.aggregate_type, f.at), coalesce(e.aggregate_id, f.ai))
      LIMIT 1;
     IF FOUND THEN
         PERFORM tidings.refuse_append('id_conflict', bad.id, 'the id is taken by an event with other content',
@@ -302,8 +305,13 @@ BEGIN
 
     SELECT o.ord, given[o.ord] AS version, befores[o.ord] AS before INTO bad
       FROM generate_subscripts(ids, 1) AS o(ord)
-     WHERE fresh[o.ord] AND given[o.ord] <= befores[o.ord] ORDER BY o.ord LIMIT 1;
-    IF FOUND THEN
+     WHERE fresh[o.ord] AND (given[o.ord] <= befores[o.ord] OR (given[o.ord] IS NULL AND versions[o.ord] IS NOT NULL))
+     ORDER BY o.ord LIMIT 1;
+    IF FOUND AND bad.version IS NULL THEN
+        PERFORM tidings.refuse_append('version_without_aggregate', ids[bad.ord],
+            format('version %s is given, but the event has no aggregate', versions[bad.ord]),
+            'Versions count within an aggregate: give its type and id, or leave the version out.');
+    ELSIF FOUND THEN
         PERFORM tidings.refuse_append('version_conflict', ids[bad.ord],
             format('version %s is not above the head %s of aggregate %L %L', bad.version, bad.before, aggregate_types[bad.ord], aggregate_ids[bad.ord]),
             'Another writer was faster, or the version is wrong: read the aggregate again, or leave the version out.');
@@ -350,7 +358,8 @@ BEGIN
     -- an aggregate it was visible above, since whoever wrote it held the lock that we hold now.
     FOR place IN 1 .. cardinality(ids) LOOP
         IF raced[place] THEN
-            PERFORM tidings.same_or_refuse(ids[place], types[place], datas[place], aggregate_types[place], aggregate_ids[place]);
+            PERFORM tidings.same_or_refuse(ids[place], types[place], datas[place], recipients[place],
+                                           aggregate_types[place], aggregate_ids[place]);
         END IF;
     END LOOP;
 
@@ -418,7 +427,8 @@ BEGIN
         -- The lock is ours, so the head goes back to where it was: a version handed out for nothing never exists.
         UPDATE tidings.aggregate a SET head_version = a.head_version - 1
          WHERE a.type = append.aggregate_type AND a.id = append.aggregate_id;
-        RETURN tidings.same_or_refuse(append.id, append.type, append.data, append.aggregate_type, append.aggregate_id);
+        RETURN tidings.same_or_refuse(append.id, append.type, append.data, append.recipient,
+                                      append.aggregate_type, append.aggregate_id);
     END IF;
 
     INSERT INTO tidings.pending (partition, seq, lane, id_hash) VALUES (part, result.seq, lane, hashtextextended(append.id, 0));

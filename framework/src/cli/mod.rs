@@ -1,5 +1,6 @@
 //! The `tidings` program.
 
+mod migrate;
 mod services;
 
 use std::ffi::OsString;
@@ -18,6 +19,8 @@ struct Program {
 // Each subcommand is a file of its own beside this one, with an `Arguments` and a `run`.
 #[derive(Debug, Subcommand)]
 enum Command {
+    // Its help is that of its arguments, which a comment here would replace.
+    Migrate(migrate::Arguments),
     /// Run a private PostgreSQL and nats-server in the foreground until Ctrl-C.
     Services(services::Arguments),
 }
@@ -42,6 +45,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     log_to_stderr();
     let result = match program.command {
+        Command::Migrate(arguments) => migrate::run(arguments),
         Command::Services(arguments) => services::run(arguments),
     };
     match result {

@@ -39,7 +39,7 @@ pub(super) async fn prepare(
         Ok(connection) => connection,
         Err(_) => return Err(Error::Database(database.open().await.err().unwrap_or(DatabaseError::ConnectTimeout))),
     };
-    check_schema(&mut connection).await?;
+    check_schema(&mut connection, &database).await?;
     if let Some(source) = source {
         let settled = settle_source(&mut connection, &source).await.map_err(DatabaseError::from)?;
         if settled != source {

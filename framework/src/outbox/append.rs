@@ -38,7 +38,7 @@ pub enum Error {
     /// The event could never be published. Found before anything was sent; the transaction is still good.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The id belongs to an event with another type, aggregate or data.
+    /// The id belongs to an event with another type, recipient, aggregate or data.
     #[error("{0}: an id names one event for ever; use a new id, or append the same content again")]
     IdConflict(String),
     /// The explicit version is not above the aggregate's head.

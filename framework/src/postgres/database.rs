@@ -127,7 +127,7 @@ impl Database {
         let (client, connection) = config
             .connect(tokio_postgres::NoTls)
             .await
-            .map_err(|error| ConnectionError::BadConnection(error.to_string()))?;
+            .map_err(|error| ConnectionError::BadConnection(told_in_full(&error)))?;
         AsyncPgConnection::try_from_client_and_connection(client, connection).await
     }
 
@@ -143,6 +143,12 @@ impl Database {
              SET idle_in_transaction_session_timeout = {idle}; {check}"
         )
     }
+}
+
+/// The driver says only `db error`; what the server said is behind it.
+fn told_in_full(error: &tokio_postgres::Error) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    std::iter::once(error.to_string()).chain(causes.map(ToString::to_string)).collect::<Vec<_>>().join(": ")
 }
 
 impl fmt::Debug for Database {

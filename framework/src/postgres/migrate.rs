@@ -4,7 +4,7 @@
 //! each other, and the losers find nothing to do. The ledger `tidings.migration` is the framework's own, apart from
 //! the user's.
 
-use diesel::sql_types::{Bool, Integer, Nullable};
+use diesel::sql_types::{BigInt, Bool, Integer, Nullable};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 
 use super::database::{Database, Error};
@@ -26,6 +26,16 @@ pub struct Migration {
     pub down: &'static str,
 }
 
+impl Migration {
+    /// The statement that records the step in the ledger, for whoever runs [`up`](Self::up) by hand.
+    pub fn record(&self) -> String {
+        format!(
+            "INSERT INTO tidings.migration (version, name, serves_from) VALUES ({}, '{}', {});",
+            self.version, self.name, self.serves_from
+        )
+    }
+}
+
 const MIGRATIONS: &[Migration] = &[Migration {
     version: 1,
     name: "road",
@@ -42,10 +52,24 @@ pub fn migrations() -> &'static [Migration] {
     MIGRATIONS
 }
 
+/// All steps as one script in one transaction, for a new database: what [`migrate`] would run, to read or to run by
+/// hand. On a database that has a step already it fails and changes nothing.
+///
+/// # Errors
+/// [`Error::Schema`] when the number of partitions is not from 1 to 1,024.
+pub fn script(partitions: Option<u16>) -> Result<String, Error> {
+    let steps: String = MIGRATIONS.iter().map(|m| format!("{}\n{}\n\n", m.up.trim_end(), m.record())).collect();
+    let layout = match partitions {
+        Some(wanted) => format!("{}\n\n", layout(wanted)?),
+        None => String::new(),
+    };
+    Ok(format!("BEGIN;\nSELECT pg_advisory_xact_lock({LOCK});\n\n{LEDGER}\n{steps}{layout}COMMIT;\n"))
+}
+
 /// Brings the schema `tidings` to [`LATEST`]; returns the steps that were applied, none if it was there already.
 ///
-/// Safe under concurrent starts, and callable from any runtime or none: it connects on a thread of its own. A database
-/// that is newer than this program is left alone as long as it still serves this version, so that a rolling deploy and
+/// Safe under concurrent starts, and callable from any runtime or none: it connects on a thread of its own. Where there is
+/// nothing to do, it takes no lock and needs no right but to read the ledger and the setting. A database that is newer than this program is left alone as long as it still serves this version, so that a rolling deploy and
 /// its rollback work.
 ///
 /// # Errors
@@ -99,6 +123,12 @@ where
 }
 
 async fn up(connection: &mut AsyncPgConnection, database: &Database) -> Result<Vec<&'static Migration>, Error> {
+    let found = what_is_there(connection).await?;
+    refuse_if_too_old(found)?;
+    if found.version >= LATEST {
+        refuse_other_partitions(connection, database).await?;
+        return Ok(Vec::new());
+    }
     connection
         .transaction::<_, Error, _>(async |connection| {
             connection.batch_execute(&format!("SELECT pg_advisory_xact_lock({LOCK})")).await?;
@@ -108,13 +138,12 @@ async fn up(connection: &mut AsyncPgConnection, database: &Database) -> Result<V
             let pending: Vec<&'static Migration> = MIGRATIONS.iter().filter(|m| m.version > found.version).collect();
             for migration in &pending {
                 connection.batch_execute(migration.up).await?;
-                let row = format!(
-                    "INSERT INTO tidings.migration (version, name, serves_from) VALUES ({}, '{}', {})",
-                    migration.version, migration.name, migration.serves_from
-                );
-                connection.batch_execute(&row).await?;
+                connection.batch_execute(&migration.record()).await?;
             }
-            lay_out_partitions(connection, database, found.version == 0).await?;
+            match database.partitions {
+                Some(wanted) if found.version == 0 => connection.batch_execute(&layout(wanted)?).await?,
+                Some(_) | None => refuse_other_partitions(connection, database).await?,
+            }
             Ok(pending)
         })
         .await
@@ -124,7 +153,10 @@ async fn down(connection: &mut AsyncPgConnection, target: i32) -> Result<Vec<&'s
     connection
         .transaction::<_, Error, _>(async |connection| {
             connection.batch_execute(&format!("SELECT pg_advisory_xact_lock({LOCK})")).await?;
-            connection.batch_execute(LEDGER).await?;
+            let there: bool = RunQueryDsl::get_result(LedgerExists {}, connection).await?;
+            if !there {
+                return Ok(Vec::new());
+            }
             let found = ledger(connection).await?;
             if found.version > LATEST {
                 return Err(Error::Schema(format!(
@@ -147,19 +179,20 @@ async fn down(connection: &mut AsyncPgConnection, target: i32) -> Result<Vec<&'s
         .await
 }
 
+/// Lays out the partitions of a new database.
+fn layout(partitions: u16) -> Result<String, Error> {
+    if !(1..=1024).contains(&partitions) {
+        return Err(Error::Schema(format!("`Database::partitions` is {partitions}: give a number from 1 to 1024")));
+    }
+    Ok(format!(
+        "UPDATE tidings.setting SET partitions = {partitions};\nDELETE FROM tidings.partition;\n\
+         INSERT INTO tidings.partition (id) SELECT generate_series(0, {partitions} - 1);"
+    ))
+}
+
 /// The number of partitions is the database's: it is laid out once, and whoever says otherwise is refused.
-async fn lay_out_partitions(connection: &mut AsyncPgConnection, database: &Database, fresh: bool) -> Result<(), Error> {
+async fn refuse_other_partitions(connection: &mut AsyncPgConnection, database: &Database) -> Result<(), Error> {
     let Some(wanted) = database.partitions else { return Ok(()) };
-    if !(1..=1024).contains(&wanted) {
-        return Err(Error::Schema(format!("`Database::partitions` is {wanted}: give a number from 1 to 1024")));
-    }
-    if fresh {
-        let layout = format!(
-            "UPDATE tidings.setting SET partitions = {wanted}; DELETE FROM tidings.partition; \
-             INSERT INTO tidings.partition (id) SELECT generate_series(0, {wanted} - 1)"
-        );
-        return Ok(connection.batch_execute(&layout).await?);
-    }
     let has: i32 = RunQueryDsl::get_result(Partitions {}, connection).await?;
     if has == i32::from(wanted) {
         return Ok(());
@@ -172,18 +205,24 @@ async fn lay_out_partitions(connection: &mut AsyncPgConnection, database: &Datab
 /// Whether this program can work with the schema as it is.
 ///
 /// # Errors
-/// [`Error::Schema`] says which of the two is too old, and what to do.
-pub(crate) async fn check_schema(connection: &mut AsyncPgConnection) -> Result<(), Error> {
-    let there: bool = RunQueryDsl::get_result(LedgerExists {}, connection).await?;
-    let found = if there { ledger(connection).await? } else { Ledger { version: 0, serves_from: 0 } };
+/// [`Error::Schema`] says which of the two is too old, or which setting is wrong, and what to do.
+pub(crate) async fn check_schema(connection: &mut AsyncPgConnection, database: &Database) -> Result<(), Error> {
+    let found = what_is_there(connection).await?;
     refuse_if_too_old(found)?;
-    if found.version >= LATEST {
-        return Ok(());
+    if found.version < LATEST {
+        return Err(Error::Schema(format!(
+            "the schema `tidings` is at version {} and this program needs {LATEST}: call `tidings::migrate(&database)` before `start`, or run `tidings migrate`",
+            found.version
+        )));
     }
-    Err(Error::Schema(format!(
-        "the schema `tidings` is at version {} and this program needs {LATEST}: call `tidings::migrate(&database)` before `start`, or run `tidings migrate`",
-        found.version
-    )))
+    refuse_other_partitions(connection, database).await?;
+    let cache: i64 = RunQueryDsl::get_result(SequenceCache {}, connection).await?;
+    if cache != 1 {
+        return Err(Error::Schema(format!(
+            "the sequence `tidings.event_seq_seq` has CACHE {cache}, with which two sessions number the events of one aggregate out of their order: run `ALTER SEQUENCE tidings.event_seq_seq CACHE 1` and let every producer reconnect"
+        )));
+    }
+    Ok(())
 }
 
 fn refuse_if_too_old(found: Ledger) -> Result<(), Error> {
@@ -200,6 +239,11 @@ fn refuse_if_too_old(found: Ledger) -> Result<(), Error> {
 struct Ledger {
     version: i32,
     serves_from: i32,
+}
+
+async fn what_is_there(connection: &mut AsyncPgConnection) -> Result<Ledger, Error> {
+    let there: bool = RunQueryDsl::get_result(LedgerExists {}, connection).await?;
+    if there { ledger(connection).await } else { Ok(Ledger { version: 0, serves_from: 0 }) }
 }
 
 async fn ledger(connection: &mut AsyncPgConnection) -> Result<Ledger, Error> {
@@ -223,10 +267,13 @@ statement! {
     "SELECT partitions FROM tidings.setting"
 }
 
-const LEDGER: &str = "CREATE SCHEMA IF NOT EXISTS tidings;
-    CREATE TABLE IF NOT EXISTS tidings.migration (
-        version integer PRIMARY KEY, name text NOT NULL, serves_from integer NOT NULL,
-        applied_at timestamptz NOT NULL DEFAULT now())";
+statement! {
+    /// Readable by every role, unlike the view `pg_sequences`.
+    struct SequenceCache {} -> BigInt;
+    "SELECT seqcache FROM pg_catalog.pg_sequence WHERE seqrelid = 'tidings.event_seq_seq'::pg_catalog.regclass"
+}
+
+const LEDGER: &str = include_str!("../../migrations/ledger.sql");
 
 /// Any number will do, as long as it is always the same: the bytes of `tidings`.
 const LOCK: i64 = 0x0074_6964_696e_6773;

@@ -12,5 +12,5 @@ pub use database::{Connect, Database, Error};
 pub(crate) use database::{Pool, pid_of};
 pub(crate) use engine::Engine;
 pub(crate) use migrate::check_schema;
-pub use migrate::{LATEST, Migration, migrate, migrations, revert};
+pub use migrate::{LATEST, Migration, migrate, migrations, revert, script};
 pub(crate) use statement::statement;
