@@ -294,9 +294,18 @@ async fn prepare(
         Ok(connection) => connection,
         Err(_) => return Err(Error::Database(database.open().await.err().unwrap_or(DatabaseError::ConnectTimeout))),
     };
-    check_schema(&mut connection).await?;
+    let settling = settle(&mut connection, source, consumers);
+    tokio::time::timeout(within, settling).await.unwrap_or(Err(Error::Database(DatabaseError::NoAnswer)))
+}
+
+async fn settle(
+    connection: &mut AsyncPgConnection,
+    source: Option<String>,
+    consumers: Vec<(&'static str, &'static str)>,
+) -> Result<Prepared, Error> {
+    check_schema(connection).await?;
     if let Some(source) = source {
-        let settled = settle_source(&mut connection, &source).await.map_err(DatabaseError::from)?;
+        let settled = settle_source(connection, &source).await.map_err(DatabaseError::from)?;
         if settled != source {
             return Err(Error::Config(format!(
                 "the database is the source {settled:?} and this process says {source:?}: a database is one source, for ever; consumers know its events by it"
@@ -305,7 +314,7 @@ async fn prepare(
     }
     let mut generations = Vec::new();
     for (name, source) in consumers {
-        let (generation, registered) = register(&mut connection, name, source).await.map_err(DatabaseError::from)?;
+        let (generation, registered) = register(connection, name, source).await.map_err(DatabaseError::from)?;
         if registered != source {
             return Err(Error::Config(format!(
                 "consumer {name:?} is registered for the source {registered:?} and this process says {source:?}: give it another name"
@@ -313,7 +322,7 @@ async fn prepare(
         }
         generations.push(generation);
     }
-    let partitions = partition_count(&mut connection).await.map_err(DatabaseError::from)?;
+    let partitions = partition_count(connection).await.map_err(DatabaseError::from)?;
     Ok(Prepared { partitions, generations })
 }
 

@@ -166,11 +166,8 @@ impl Node {
 async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
     let _ = actor.send(Drain).await;
     let pool = seed.pool.clone();
-    let releasing = seed.engine.spawn(async move {
-        let mut connection = pool.get().await?;
-        lease::give_up(&mut connection, &tenancy).await?;
-        Ok::<_, DatabaseError>(())
-    });
+    let releasing =
+        seed.engine.spawn(async move { pool.run(async |connection| lease::give_up(connection, &tenancy).await).await });
     if let Ok(Err(error)) = releasing.await {
         tracing::warn!(partition = tenancy.partition.0, %error, "the lease could not be given up; it ends by itself");
     }
@@ -264,14 +261,11 @@ impl Handler<Drain> for Node {
         Box::pin(async move {
             futures_util::future::join_all(leaving).await;
             let pool = seed.pool.clone();
-            let _ = seed
-                .engine
-                .spawn(async move {
-                    let mut connection = pool.get().await?;
-                    lease::leave(&mut connection, id).await?;
-                    Ok::<_, DatabaseError>(())
-                })
-                .await;
+            let leaving =
+                seed.engine.spawn(async move { pool.run(async |connection| lease::leave(connection, id).await).await });
+            if let Ok(Err(error)) = leaving.await {
+                tracing::warn!(%error, "the node could not sign off; its leases end by themselves");
+            }
         })
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use tokio::task::{JoinError, JoinHandle};
 
 use super::claim::{Claimed, Window, claim};
 use super::confirm::{Confirmed, Evidence, confirm};
@@ -60,12 +61,6 @@ pub(crate) enum Interrupted {
     /// The database did not answer; what was claimed is dropped.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-}
-
-impl From<diesel::result::Error> for Interrupted {
-    fn from(error: diesel::result::Error) -> Self {
-        Interrupted::Database(error.into())
-    }
 }
 
 impl Tenure {
@@ -144,16 +139,17 @@ impl Tenure {
             retry_ceiling_ms: i64::try_from(self.limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
         };
         let held = self.lanes.held(Instant::now());
+        let (source, partition) = (self.source.as_str(), self.tenancy.partition);
         // The connection goes back before anything is published: none is held over broker I/O.
-        let mut connection = self.pool.get().await?;
-        Ok(claim(&mut connection, &self.source, self.tenancy.partition, held, window).await?)
+        let claiming = self.pool.run(async |connection| claim(connection, source, partition, held, window).await);
+        Ok(claiming.await?)
     }
 
     async fn publish(&mut self, rows: Vec<Claimed>) -> Result<(), Interrupted> {
         let mut queues = queues(rows, |row| row.lane);
         let mut ready: VecDeque<usize> = (0..queues.len()).collect();
         let mut in_flight = FuturesUnordered::new();
-        let mut confirming: Option<BoxFuture<'static, Confirming>> = None;
+        let mut confirming: Option<JoinHandle<Confirming>> = None;
         let mut counts = Counts::default();
         let mut result = Ok(());
         loop {
@@ -181,7 +177,7 @@ impl Tenure {
                 }
                 done = async { confirming.as_mut().expect("guarded").await }, if confirming.is_some() => {
                     confirming = None;
-                    if let Err(interrupted) = self.confirmed(done) {
+                    if let Err(interrupted) = self.confirmed(joined(done)) {
                         result = result.and(Err(interrupted));
                     }
                 }
@@ -240,8 +236,10 @@ impl Tenure {
                     error,
                     "an event could not be published; it will be tried again"
                 );
-                let mut connection = self.pool.get().await?;
-                let ours = release(&mut connection, &self.tenancy, row, delay, &error).await?;
+                let tenancy = self.tenancy;
+                let releasing =
+                    self.pool.run(async |connection| release(connection, &tenancy, row, delay, &error).await);
+                let ours = releasing.await?;
                 self.still_ours(ours).map(|()| false)
             }
             Next::Die(reason) => {
@@ -251,29 +249,28 @@ impl Tenure {
                     reason,
                     "an event can never be published and is set aside; its aggregate waits behind it"
                 );
-                let mut connection = self.pool.get().await?;
-                let ours = dead(&mut connection, &self.tenancy, row, &reason).await?;
+                let tenancy = self.tenancy;
+                let ours = self.pool.run(async |connection| dead(connection, &tenancy, row, &reason).await).await?;
                 telemetry::dead("relay");
                 self.still_ours(ours).map(|()| false)
             }
         }
     }
 
-    /// One confirmation in flight; what is acknowledged meanwhile makes the next batch.
-    fn confirming(&mut self) -> BoxFuture<'static, Confirming> {
+    /// One confirmation in flight; what is acknowledged meanwhile makes the next batch. It runs by itself, so that its
+    /// connection comes back while the pass waits for another.
+    fn confirming(&mut self) -> JoinHandle<Confirming> {
         let batch = std::mem::take(&mut self.evidence);
         let (pool, tenancy, incarnation) = (self.pool.clone(), self.tenancy, self.publisher.incarnation());
-        async move {
-            let recording = async {
-                let mut connection = pool.get().await?;
-                Ok::<_, Interrupted>(confirm(&mut connection, &tenancy, incarnation, batch.clone()).await?)
-            };
-            match recording.await {
+        tokio::spawn(async move {
+            let evidence = batch.clone();
+            let recording =
+                pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await).await;
+            match recording {
                 Ok(confirmed) => Confirming::Done(confirmed),
                 Err(error) => Confirming::Failed(batch, error),
             }
-        }
-        .boxed()
+        })
     }
 
     fn confirmed(&mut self, done: Confirming) -> Result<(), Interrupted> {
@@ -286,7 +283,7 @@ impl Tenure {
             // Kept: it is recorded before anything else is published.
             Confirming::Failed(batch, error) => {
                 self.evidence.extend(batch);
-                Err(error)
+                Err(error.into())
             }
         }
     }
@@ -295,7 +292,7 @@ impl Tenure {
         if self.evidence.is_empty() {
             return Ok(());
         }
-        let done = self.confirming().await;
+        let done = joined(self.confirming().await);
         self.confirmed(done)
     }
 
@@ -306,7 +303,16 @@ impl Tenure {
 
 enum Confirming {
     Done(Confirmed),
-    Failed(Vec<Evidence>, Interrupted),
+    Failed(Vec<Evidence>, DatabaseError),
+}
+
+/// A panic in it is one of the pass; what it was to record is published again and found stored.
+fn joined(ended: Result<Confirming, JoinError>) -> Confirming {
+    match ended.map_err(JoinError::try_into_panic) {
+        Ok(confirming) => confirming,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_)) => Confirming::Failed(Vec::new(), DatabaseError::Stopping),
+    }
 }
 
 #[derive(Default)]
