@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use diesel_async::AsyncPgConnection;
+use tokio::sync::Mutex;
 
 use super::Drain;
 use super::partition::{Partition, Seed};
@@ -35,6 +36,10 @@ pub(crate) struct Node {
     id: uuid::Uuid,
     membership: Option<Membership>,
     owned: HashMap<Number, Owned>,
+    /// When a partition was let go: what an earlier heartbeat says about it is out of date.
+    let_go: HashMap<Number, Instant>,
+    /// Held by a heartbeat under way.
+    beating: Arc<Mutex<()>>,
     draining: bool,
     panics: Panics,
     rebuild: Box<dyn Fn() -> Membership + Send>,
@@ -58,6 +63,8 @@ impl Node {
             id: membership.id,
             membership: Some(membership),
             owned: HashMap::new(),
+            let_go: HashMap::new(),
+            beating: Arc::default(),
             draining: false,
             panics,
             rebuild: Box::new(rebuild),
@@ -68,9 +75,17 @@ impl Node {
         if self.draining {
             return;
         }
+        // One that was under way when this actor was started again ends soon: it is bounded.
+        let Ok(beating) = Arc::clone(&self.beating).try_lock_owned() else {
+            context.run_later(SOON, Self::beat);
+            return;
+        };
         let membership = self.membership.take().unwrap_or_else(|| (self.rebuild)());
         let leaving = self.owned.values().filter(|owned| owned.leaving).count();
-        let step = self.seed.engine.spawn(beat(membership, leaving));
+        let step = self.seed.engine.spawn(async move {
+            let _beating = beating;
+            beat(membership, leaving).await
+        });
         context.spawn(step.into_actor(self).map(|ended, node, context| node.beaten(ended, context)));
     }
 
@@ -119,6 +134,7 @@ impl Node {
             match self.owned.get(&number) {
                 Some(owned) => owned.trust.extend(report.trusted_until),
                 None if self.draining => {}
+                None if self.let_go.get(&number).is_some_and(|let_go| report.sent < *let_go) => {}
                 None => self.begin(number, epoch, report.trusted_until, context),
             }
         }
@@ -158,6 +174,7 @@ impl Node {
         let giving = release(self.seed.clone(), actor, tenancy);
         context.spawn(giving.into_actor(self).map(move |(), node, _| {
             node.owned.remove(&number);
+            node.let_go.insert(number, Instant::now());
             tracing::info!(partition = number.0, "gave a partition up");
         }));
     }
@@ -175,6 +192,8 @@ async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
 
 /// What a heartbeat says is to be done.
 struct Report {
+    sent: Instant,
+    able: bool,
     owned: Vec<(Number, Epoch)>,
     trusted_until: Instant,
     give_up: usize,
@@ -200,6 +219,7 @@ async fn beat_on(
     connection: Option<AsyncPgConnection>,
     leaving: usize,
 ) -> Result<(AsyncPgConnection, Report), DatabaseError> {
+    let sent = Instant::now();
     let mut connection = match connection {
         Some(connection) => connection,
         None => membership.database.open().await?,
@@ -217,7 +237,7 @@ async fn beat_on(
         Balance::GiveUp(count) => give_up = count.saturating_sub(leaving),
         Balance::Keep => {}
     }
-    Ok((connection, Report { owned, trusted_until, give_up }))
+    Ok((connection, Report { sent, able, owned, trusted_until, give_up }))
 }
 
 impl Actor for Node {
@@ -248,7 +268,7 @@ impl Handler<Drain> for Node {
 
     fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
         self.draining = true;
-        let (seed, id) = (self.seed.clone(), self.id);
+        let (seed, id, beating) = (self.seed.clone(), self.id, Arc::clone(&self.beating));
         let leaving: Vec<_> = self
             .owned
             .drain()
@@ -260,6 +280,8 @@ impl Handler<Drain> for Node {
             .collect();
         Box::pin(async move {
             futures_util::future::join_all(leaving).await;
+            // A heartbeat under way may still take something, and would count the node in again.
+            let _last_beat = beating.lock().await;
             let pool = seed.pool.clone();
             let leaving =
                 seed.engine.spawn(async move { pool.run(async |connection| lease::leave(connection, id).await).await });
@@ -277,3 +299,5 @@ pub(crate) async fn watch_broker(seed: Seed, able: Arc<AtomicBool>, every: Durat
         tokio::time::sleep(every).await;
     }
 }
+
+const SOON: Duration = Duration::from_millis(250);
