@@ -81,6 +81,8 @@ impl Node {
             return;
         };
         let membership = self.membership.take().unwrap_or_else(|| (self.rebuild)());
+        // A panic may have taken the membership with it: the new one has another id, and owns nothing yet.
+        self.id = membership.id;
         let leaving = self.owned.values().filter(|owned| owned.leaving).count();
         let step = self.seed.engine.spawn(async move {
             let _beating = beating;
