@@ -101,8 +101,10 @@ impl Node {
                 self.membership = Some(membership);
                 match report {
                     Ok(report) => {
+                        let able = report.able;
                         self.follow(report, context);
-                        self.terms.renew_every
+                        // Until the broker is reached there is nothing to relay, and then every moment counts.
+                        if able { self.terms.renew_every } else { self.terms.renew_every.min(SOON) }
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the leases could not be renewed; nothing is published once they run out");
@@ -297,8 +299,9 @@ impl Handler<Drain> for Node {
 /// Asks now and then whether the broker is there; a node that does not reach it takes no share.
 pub(crate) async fn watch_broker(seed: Seed, able: Arc<AtomicBool>, every: Duration) {
     loop {
-        able.store(seed.broker.reachable().await, Ordering::Relaxed);
-        tokio::time::sleep(every).await;
+        let reachable = seed.broker.reachable().await;
+        able.store(reachable, Ordering::Relaxed);
+        tokio::time::sleep(if reachable { every } else { every.min(SOON) }).await;
     }
 }
 
