@@ -155,6 +155,7 @@ async fn step(tenure: Option<Tenure>, seed: Seed, tenancy: Tenancy, trust: Arc<T
         Ok(wait) => Step::Passed(Box::new(tenure), wait),
         Err(Interrupted::LeaseLost(_)) => Step::Over,
         Err(Interrupted::Database(error)) => Step::Failed(Some(Box::new(tenure)), error.to_string()),
+        Err(Interrupted::Silent) => Step::Failed(None, Interrupted::Silent.to_string()),
     }
 }
 

@@ -58,6 +58,9 @@ pub(crate) enum Interrupted {
     /// Another node owns the partition now.
     #[error("the lease of partition {0} was lost to another node")]
     LeaseLost(i32),
+    /// The stream does not answer; another connection finds it, or makes it again.
+    #[error("the stream does not answer; its connection is opened anew")]
+    Silent,
     /// The database did not answer; what was claimed is dropped.
     #[error(transparent)]
     Database(#[from] DatabaseError),
@@ -72,6 +75,7 @@ impl Tenure {
         trust: Arc<Trust>,
         limits: Limits,
     ) -> Tenure {
+        telemetry::breaker(tenancy.partition, false);
         let breaker = Breaker::new(Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) });
         Tenure {
             pool,
@@ -90,7 +94,8 @@ impl Tenure {
     /// One pass; returns how long to wait before the next, unless woken.
     ///
     /// # Errors
-    /// [`Interrupted::LeaseLost`] ends the tenure; after [`Interrupted::Database`] the next pass starts anew.
+    /// [`Interrupted::LeaseLost`] ends the tenure, [`Interrupted::Silent`] asks for another one; after
+    /// [`Interrupted::Database`] the next pass starts anew.
     pub(crate) async fn pass(&mut self) -> Result<Duration, Interrupted> {
         if !self.trust.holds() {
             return Ok(Pace::MIN);
@@ -108,6 +113,9 @@ impl Tenure {
                     self.breaker.open(now, rand::random())
                 }
                 telemetry::breaker(self.tenancy.partition, self.breaker.is_open());
+                if self.breaker.failures() >= SILENT_AFTER {
+                    return Err(Interrupted::Silent);
+                }
                 if let Ask::Wait(time) = self.breaker.ask(now) {
                     tracing::warn!(
                         partition = self.tenancy.partition.0,
@@ -321,5 +329,8 @@ struct Counts {
     duplicates: u64,
 }
 
+/// Probes without an answer before the connection is opened anew.
+const SILENT_AFTER: u32 = 3;
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 /// For lanes whose message had no answer: the breaker usually closes first.
 const LANE_BACKOFF: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };
