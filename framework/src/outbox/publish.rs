@@ -50,6 +50,9 @@ pub(crate) struct Tenure {
     pace: Pace,
     /// Stored by the broker and not yet recorded: the database did not answer.
     evidence: Vec<Evidence>,
+    /// Events that waited since the last probe, and when that was last said.
+    waited: u64,
+    said: Option<Instant>,
 }
 
 /// Why a pass ended early.
@@ -88,6 +91,8 @@ impl Tenure {
             breaker,
             pace: Pace::new(),
             evidence: Vec::new(),
+            waited: 0,
+            said: None,
         }
     }
 
@@ -108,7 +113,8 @@ impl Tenure {
                 let answers = self.publisher.probe().await;
                 let now = Instant::now();
                 if answers {
-                    self.breaker.close()
+                    self.breaker.close();
+                    self.say_what_waits(now);
                 } else {
                     self.breaker.open(now, rand::random())
                 }
@@ -231,6 +237,7 @@ impl Tenure {
                 let now = Instant::now();
                 self.lanes.hold(row.lane, now, &LANE_BACKOFF, rand::random());
                 self.breaker.suspect(now);
+                self.waited += 1;
                 Ok(false)
             }
             Next::Retry(error) => {
@@ -293,6 +300,20 @@ impl Tenure {
                 self.evidence.extend(batch);
                 Err(error.into())
             }
+        }
+    }
+
+    /// The broker is there and events were turned away, as by a full stream: nothing is counted, so nothing else would
+    /// say it.
+    fn say_what_waits(&mut self, now: Instant) {
+        let waited = std::mem::take(&mut self.waited);
+        if waited > 0 && self.said.is_none_or(|said| now - said > SAY_AGAIN) {
+            self.said = Some(now);
+            tracing::warn!(
+                partition = self.tenancy.partition.0,
+                waited,
+                "the stream answers, but did not take or acknowledge events: is it full? They are tried again"
+            );
         }
     }
 
