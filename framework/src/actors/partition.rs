@@ -110,7 +110,11 @@ impl Partition {
                 );
                 return self.end(context);
             }
-            Err(error) if error.is_panic() => self.panics.another(),
+            Err(error) if error.is_panic() => {
+                // A wake must not cut the wait short, or the appends of others become a storm of panics.
+                self.failures = self.failures.saturating_add(1);
+                self.panics.another()
+            }
             Err(_) => return self.end(context),
         };
         if !self.drained.is_empty() {
@@ -191,6 +195,10 @@ impl Actor for Partition {
 
 impl Supervised for Partition {
     fn restarting(&mut self, _: &mut Context<Self>) {
+        // Two passes at once would not keep the order.
+        if let Some(step) = self.step.take() {
+            step.abort();
+        }
         self.tenure = None;
         self.running = false;
         self.timer = None;
