@@ -103,7 +103,7 @@ impl Tenure {
     /// [`Interrupted::Database`] the next pass starts anew.
     pub(crate) async fn pass(&mut self) -> Result<Duration, Interrupted> {
         if !self.trust.holds() {
-            return Ok(Pace::MIN);
+            return Ok(self.pace.after(Found::Nothing));
         }
         self.record_what_is_stored().await?;
         match self.breaker.ask(Instant::now()) {
