@@ -207,7 +207,7 @@ impl Tenure {
     }
 
     async fn send(&self, row: &Claimed) -> BoxFuture<'static, Outcome> {
-        if let Some(refusal) = row.envelope.refusal() {
+        if let Some(refusal) = row.unreadable.or_else(|| row.envelope.refusal()) {
             return futures_util::future::ready(Outcome::Refused(refusal)).boxed();
         }
         let subject = subject_of(&row.envelope, self.tenancy.partition.0);
