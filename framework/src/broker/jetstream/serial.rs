@@ -45,9 +45,12 @@ impl Publisher for Serial {
             let id = message.message_id;
             let deadline = Instant::now() + self.ack_timeout;
             let publish = PublishMessage::build().payload(message.payload).headers(headers).message_id(&id);
-            match self.context.send_publish(message.subject, publish).await {
-                Err(error) => futures_util::future::ready(outcome_of(&error)).boxed(),
-                Ok(acknowledgement) => {
+            // Handing over waits for a place in the client, which one that stands still may never give.
+            let handing_over = self.context.send_publish(message.subject, publish);
+            match tokio::time::timeout_at(deadline.into(), handing_over).await {
+                Err(_) => futures_util::future::ready(Outcome::Unconfirmed(Unclear::TimedOut)).boxed(),
+                Ok(Err(error)) => futures_util::future::ready(outcome_of(&error)).boxed(),
+                Ok(Ok(acknowledgement)) => {
                     let (context, stream) = (self.context.clone(), self.stream.name.clone());
                     async move {
                         let answer = tokio::time::timeout_at(deadline.into(), acknowledgement.into_future()).await;
