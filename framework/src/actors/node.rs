@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 use super::Drain;
 use super::partition::{Partition, Seed};
 use super::supervisor::{Panics, supervise};
+use crate::failpoint::failpoint;
 use crate::outbox::lease::{self, Beat, Tenancy, Trust};
 use crate::postgres::{Database, Error as DatabaseError};
 use crate::protocol::lease::{Balance, Epoch, Partition as Number, Terms, balance};
@@ -205,6 +206,7 @@ struct Report {
 
 /// One heartbeat: renew, count the others, take what is free of our share. An answer that comes too late is no answer.
 async fn beat(mut membership: Membership, leaving: usize) -> (Membership, Result<Report, DatabaseError>) {
+    failpoint!("relay::beat");
     let within = membership.terms.ttl / 3;
     let connection = membership.connection.take();
     let result = tokio::time::timeout(within, beat_on(&membership, connection, leaving)).await;
