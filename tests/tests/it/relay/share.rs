@@ -115,7 +115,7 @@ async fn a_third_gets_its_share_and_nothing_changes_places() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_stood_still_past_its_lease_changes_no_claimed_row() {
     let place = Place::shared(1).await;
-    place.append("e", 30, 30).await;
+    place.append("e", 600, 30).await;
     // It stands still with an acknowledgement in hand that it has not recorded.
     let node = Node::spawn(&place, &[("STOP_AT", "relay::acknowledged")]);
     eventually("it stands still", SOON, async || node.is_stopped().then_some(())).await;
@@ -134,8 +134,9 @@ async fn one_that_stood_still_past_its_lease_changes_no_claimed_row() {
         .await;
     node.signal(Signal::SIGCONT);
     node.says("another node owns the partition now").await;
-    assert_eq!(place.number("SELECT count(*) AS number FROM tidings.pending WHERE attempts = 0").await, 30);
+    assert_eq!(place.number("SELECT count(*) AS number FROM tidings.pending WHERE attempts = 0").await, 600);
     assert_eq!(place.number("SELECT count(*) AS number FROM tidings.confirmation").await, 0);
+    assert_eq!(place.stored().await.len(), 30, "one of each aggregate was under way, and nothing followed it");
     // The other owner gives up; the one that was still is fit to go on.
     place.execute("UPDATE tidings.partition SET owner = NULL, lease_until = now(), lease_ttl = NULL").await;
     place.settles().await;
