@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use diesel_async::AsyncPgConnection;
+use tokio::sync::Mutex;
 
 use super::Drain;
 use super::partition::{Partition, Seed};
 use super::supervisor::{Panics, supervise};
+use crate::failpoint::failpoint;
 use crate::outbox::lease::{self, Beat, Tenancy, Trust};
 use crate::postgres::{Database, Error as DatabaseError};
 use crate::protocol::lease::{Balance, Epoch, Partition as Number, Terms, balance};
@@ -35,6 +37,10 @@ pub(crate) struct Node {
     id: uuid::Uuid,
     membership: Option<Membership>,
     owned: HashMap<Number, Owned>,
+    /// When a partition was let go: what an earlier heartbeat says about it is out of date.
+    let_go: HashMap<Number, Instant>,
+    /// Held by a heartbeat under way.
+    beating: Arc<Mutex<()>>,
     draining: bool,
     panics: Panics,
     rebuild: Box<dyn Fn() -> Membership + Send>,
@@ -58,6 +64,8 @@ impl Node {
             id: membership.id,
             membership: Some(membership),
             owned: HashMap::new(),
+            let_go: HashMap::new(),
+            beating: Arc::default(),
             draining: false,
             panics,
             rebuild: Box::new(rebuild),
@@ -68,9 +76,19 @@ impl Node {
         if self.draining {
             return;
         }
+        // One that was under way when this actor was started again ends soon: it is bounded.
+        let Ok(beating) = Arc::clone(&self.beating).try_lock_owned() else {
+            context.run_later(SOON, Self::beat);
+            return;
+        };
         let membership = self.membership.take().unwrap_or_else(|| (self.rebuild)());
+        // A panic may have taken the membership with it: the new one has another id, and owns nothing yet.
+        self.id = membership.id;
         let leaving = self.owned.values().filter(|owned| owned.leaving).count();
-        let step = self.seed.engine.spawn(beat(membership, leaving));
+        let step = self.seed.engine.spawn(async move {
+            let _beating = beating;
+            beat(membership, leaving).await
+        });
         context.spawn(step.into_actor(self).map(|ended, node, context| node.beaten(ended, context)));
     }
 
@@ -84,8 +102,10 @@ impl Node {
                 self.membership = Some(membership);
                 match report {
                     Ok(report) => {
+                        let able = report.able;
                         self.follow(report, context);
-                        self.terms.renew_every
+                        // Until the broker is reached there is nothing to relay, and then every moment counts.
+                        if able { self.terms.renew_every } else { self.terms.renew_every.min(SOON) }
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the leases could not be renewed; nothing is published once they run out");
@@ -119,6 +139,7 @@ impl Node {
             match self.owned.get(&number) {
                 Some(owned) => owned.trust.extend(report.trusted_until),
                 None if self.draining => {}
+                None if self.let_go.get(&number).is_some_and(|let_go| report.sent < *let_go) => {}
                 None => self.begin(number, epoch, report.trusted_until, context),
             }
         }
@@ -158,6 +179,7 @@ impl Node {
         let giving = release(self.seed.clone(), actor, tenancy);
         context.spawn(giving.into_actor(self).map(move |(), node, _| {
             node.owned.remove(&number);
+            node.let_go.insert(number, Instant::now());
             tracing::info!(partition = number.0, "gave a partition up");
         }));
     }
@@ -166,11 +188,8 @@ impl Node {
 async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
     let _ = actor.send(Drain).await;
     let pool = seed.pool.clone();
-    let releasing = seed.engine.spawn(async move {
-        let mut connection = pool.get().await?;
-        lease::give_up(&mut connection, &tenancy).await?;
-        Ok::<_, DatabaseError>(())
-    });
+    let releasing =
+        seed.engine.spawn(async move { pool.run(async |connection| lease::give_up(connection, &tenancy).await).await });
     if let Ok(Err(error)) = releasing.await {
         tracing::warn!(partition = tenancy.partition.0, %error, "the lease could not be given up; it ends by itself");
     }
@@ -178,6 +197,8 @@ async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
 
 /// What a heartbeat says is to be done.
 struct Report {
+    sent: Instant,
+    able: bool,
     owned: Vec<(Number, Epoch)>,
     trusted_until: Instant,
     give_up: usize,
@@ -185,6 +206,7 @@ struct Report {
 
 /// One heartbeat: renew, count the others, take what is free of our share. An answer that comes too late is no answer.
 async fn beat(mut membership: Membership, leaving: usize) -> (Membership, Result<Report, DatabaseError>) {
+    failpoint!("relay::beat");
     let within = membership.terms.ttl / 3;
     let connection = membership.connection.take();
     let result = tokio::time::timeout(within, beat_on(&membership, connection, leaving)).await;
@@ -203,6 +225,7 @@ async fn beat_on(
     connection: Option<AsyncPgConnection>,
     leaving: usize,
 ) -> Result<(AsyncPgConnection, Report), DatabaseError> {
+    let sent = Instant::now();
     let mut connection = match connection {
         Some(connection) => connection,
         None => membership.database.open().await?,
@@ -220,7 +243,7 @@ async fn beat_on(
         Balance::GiveUp(count) => give_up = count.saturating_sub(leaving),
         Balance::Keep => {}
     }
-    Ok((connection, Report { owned, trusted_until, give_up }))
+    Ok((connection, Report { sent, able, owned, trusted_until, give_up }))
 }
 
 impl Actor for Node {
@@ -251,7 +274,7 @@ impl Handler<Drain> for Node {
 
     fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
         self.draining = true;
-        let (seed, id) = (self.seed.clone(), self.id);
+        let (seed, id, beating) = (self.seed.clone(), self.id, Arc::clone(&self.beating));
         let leaving: Vec<_> = self
             .owned
             .drain()
@@ -263,15 +286,14 @@ impl Handler<Drain> for Node {
             .collect();
         Box::pin(async move {
             futures_util::future::join_all(leaving).await;
+            // A heartbeat under way may still take something, and would count the node in again.
+            let _last_beat = beating.lock().await;
             let pool = seed.pool.clone();
-            let _ = seed
-                .engine
-                .spawn(async move {
-                    let mut connection = pool.get().await?;
-                    lease::leave(&mut connection, id).await?;
-                    Ok::<_, DatabaseError>(())
-                })
-                .await;
+            let leaving =
+                seed.engine.spawn(async move { pool.run(async |connection| lease::leave(connection, id).await).await });
+            if let Ok(Err(error)) = leaving.await {
+                tracing::warn!(%error, "the node could not sign off; its leases end by themselves");
+            }
         })
     }
 }
@@ -279,7 +301,10 @@ impl Handler<Drain> for Node {
 /// Asks now and then whether the broker is there; a node that does not reach it takes no share.
 pub(crate) async fn watch_broker(seed: Seed, able: Arc<AtomicBool>, every: Duration) {
     loop {
-        able.store(seed.broker.reachable().await, Ordering::Relaxed);
-        tokio::time::sleep(every).await;
+        let reachable = seed.broker.reachable().await;
+        able.store(reachable, Ordering::Relaxed);
+        tokio::time::sleep(if reachable { every } else { every.min(SOON) }).await;
     }
 }
+
+const SOON: Duration = Duration::from_millis(250);

@@ -1,11 +1,12 @@
 //! One actor per owned partition: when to make a pass. The pass itself is `outbox::publish`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
+use tokio::task::AbortHandle;
 
 use super::Drain;
 use super::supervisor::{Fatal, Panics};
@@ -38,6 +39,8 @@ pub(crate) struct Partition {
     running: bool,
     woken: bool,
     timer: Option<SpawnHandle>,
+    step: Option<AbortHandle>,
+    said: Option<(String, Instant)>,
     drained: Vec<oneshot::Sender<()>>,
     over: bool,
     panics: Panics,
@@ -55,6 +58,8 @@ impl Partition {
             running: false,
             woken: false,
             timer: None,
+            step: None,
+            said: None,
             drained: Vec::new(),
             over: false,
             panics,
@@ -77,6 +82,7 @@ impl Partition {
         let (tenure, seed, tenancy, trust) =
             (self.tenure.take(), self.seed.clone(), self.tenancy, Arc::clone(&self.trust));
         let step = self.seed.engine.spawn(step(tenure, seed, tenancy, trust));
+        self.step = Some(step.abort_handle());
         context.spawn(step.into_actor(self).map(|ended, actor, context| actor.stepped(ended, context)));
     }
 
@@ -86,19 +92,14 @@ impl Partition {
             Ok(Step::Passed(tenure, wait)) => {
                 self.tenure = Some(*tenure);
                 self.failures = 0;
+                self.said = None;
                 wait
             }
             Ok(Step::Failed(tenure, what)) => {
                 self.tenure = tenure.map(|tenure| *tenure);
                 self.failures = self.failures.saturating_add(1);
                 let wait = FAILED.delay(self.failures, rand::random());
-                tracing::warn!(
-                    partition = self.tenancy.partition.0,
-                    failures = self.failures,
-                    ?wait,
-                    what,
-                    "nothing is published for now"
-                );
+                self.say(what);
                 wait
             }
             Ok(Step::Over) => {
@@ -109,7 +110,11 @@ impl Partition {
                 );
                 return self.end(context);
             }
-            Err(error) if error.is_panic() => self.panics.another(),
+            Err(error) if error.is_panic() => {
+                // A wake must not cut the wait short, or the appends of others become a storm of panics.
+                self.failures = self.failures.saturating_add(1);
+                self.panics.another()
+            }
             Err(_) => return self.end(context),
         };
         if !self.drained.is_empty() {
@@ -122,6 +127,17 @@ impl Partition {
             actor.timer = None;
             actor.step(context);
         }));
+    }
+
+    /// A trouble that lasts is said now and then, not at every try.
+    fn say(&mut self, what: String) {
+        let now = Instant::now();
+        if self.said.as_ref().is_some_and(|(said, at)| *said == what && now - *at < SAY_AGAIN) {
+            return;
+        }
+        let (partition, failures) = (self.tenancy.partition.0, self.failures);
+        tracing::warn!(partition, failures, what, "nothing of this partition is published for now");
+        self.said = Some((what, now));
     }
 
     /// Drops the connection of this epoch with all it has not sent.
@@ -155,6 +171,7 @@ async fn step(tenure: Option<Tenure>, seed: Seed, tenancy: Tenancy, trust: Arc<T
         Ok(wait) => Step::Passed(Box::new(tenure), wait),
         Err(Interrupted::LeaseLost(_)) => Step::Over,
         Err(Interrupted::Database(error)) => Step::Failed(Some(Box::new(tenure)), error.to_string()),
+        Err(Interrupted::Silent) => Step::Failed(None, Interrupted::Silent.to_string()),
     }
 }
 
@@ -178,6 +195,10 @@ impl Actor for Partition {
 
 impl Supervised for Partition {
     fn restarting(&mut self, _: &mut Context<Self>) {
+        // Two passes at once would not keep the order.
+        if let Some(step) = self.step.take() {
+            step.abort();
+        }
         self.tenure = None;
         self.running = false;
         self.timer = None;
@@ -218,4 +239,5 @@ impl Handler<Drain> for Partition {
     }
 }
 
+const SAY_AGAIN: Duration = Duration::from_secs(30);
 const FAILED: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(2) };

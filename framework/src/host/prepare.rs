@@ -39,9 +39,19 @@ pub(super) async fn prepare(
         Ok(connection) => connection,
         Err(_) => return Err(Error::Database(database.open().await.err().unwrap_or(DatabaseError::ConnectTimeout))),
     };
-    check_schema(&mut connection, &database).await?;
+    let settling = settle(&mut connection, &database, source, consumers);
+    tokio::time::timeout(within, settling).await.unwrap_or(Err(Error::Database(DatabaseError::NoAnswer)))
+}
+
+async fn settle(
+    connection: &mut AsyncPgConnection,
+    database: &Database,
+    source: Option<String>,
+    consumers: Vec<(&'static str, &'static str)>,
+) -> Result<Prepared, Error> {
+    check_schema(connection, database).await?;
     if let Some(source) = source {
-        let settled = settle_source(&mut connection, &source).await.map_err(DatabaseError::from)?;
+        let settled = settle_source(connection, &source).await.map_err(DatabaseError::from)?;
         if settled != source {
             return Err(Error::Config(format!(
                 "the database is the source {settled:?} and this process says {source:?}: a database is one source, for ever; consumers know its events by it"
@@ -50,7 +60,7 @@ pub(super) async fn prepare(
     }
     let mut generations = Vec::new();
     for (name, source) in consumers {
-        let (generation, registered) = register(&mut connection, name, source).await.map_err(DatabaseError::from)?;
+        let (generation, registered) = register(connection, name, source).await.map_err(DatabaseError::from)?;
         if registered != source {
             return Err(Error::Config(format!(
                 "consumer {name:?} is registered for the source {registered:?} and this process says {source:?}: give it another name"
@@ -58,7 +68,7 @@ pub(super) async fn prepare(
         }
         generations.push(generation);
     }
-    let partitions = partition_count(&mut connection).await.map_err(DatabaseError::from)?;
+    let partitions = partition_count(connection).await.map_err(DatabaseError::from)?;
     Ok(Prepared { partitions, generations })
 }
 

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use diesel::sql_types::{Array, BigInt, Binary, Integer, Jsonb, Nullable, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Timestamptz};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use crate::envelope::Envelope;
 use crate::event::{Aggregate, Kind, Version};
 use crate::postgres::statement;
 use crate::protocol::lease::Partition;
+use crate::protocol::outcome::Refusal;
 
 /// A pending row with its event.
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub(super) struct Claimed {
     pub(super) id_hash: i64,
     pub(super) attempts: i32,
     pub(super) envelope: Envelope,
+    /// What was stored cannot be sent as it is; decided here, so that one such row never stops those around it.
+    pub(super) unreadable: Option<Refusal>,
 }
 
 /// The bounds of one claim.
@@ -55,9 +58,9 @@ type Row = (
     (i64, i64, i64, i32),
     (String, String, i32, String, Option<String>),
     (Option<String>, Option<String>, Option<i64>, Option<i64>),
-    (String, Vec<u8>, Option<serde_json::Value>),
+    (String, Vec<u8>, Option<String>),
     (Option<String>, Option<String>, Option<String>, Option<String>),
-    (DateTime<Utc>, DateTime<Utc>),
+    (Option<DateTime<Utc>>, DateTime<Utc>),
 );
 
 fn claimed(source: &str, row: Row) -> Claimed {
@@ -70,6 +73,10 @@ fn claimed(source: &str, row: Row) -> Claimed {
         (occurred_at, created_at),
     ) = row;
     let aggregate = aggregate_type.zip(aggregate_id).map(|(r#type, id)| Aggregate { r#type, id });
+    let (headers, unreadable) = match strings(headers) {
+        Some(headers) => (headers, None),
+        None => (BTreeMap::new(), Some(Refusal::Header)),
+    };
     let envelope = Envelope {
         source: source.to_owned(),
         id,
@@ -81,31 +88,34 @@ fn claimed(source: &str, row: Row) -> Claimed {
         version: version.map(Version),
         previous: previous.map(Version),
         content_type: Some(content_type),
-        headers: strings(headers),
+        headers,
         correlation_id,
         causation_id,
         traceparent,
         tracestate,
-        occurred_at: Some(occurred_at),
+        occurred_at,
         recorded_at: Some(created_at),
         data: Bytes::from(data),
     };
-    Claimed { seq, lane, id_hash, attempts, envelope }
+    Claimed { seq, lane, id_hash, attempts, envelope, unreadable }
 }
 
-/// The table takes any JSON; only strings are headers.
-fn strings(headers: Option<serde_json::Value>) -> BTreeMap<String, String> {
-    let Some(serde_json::Value::Object(headers)) = headers else { return BTreeMap::new() };
+/// The table takes any JSON, numbers beyond any float too; headers are an object of strings. `None` for what is neither
+/// that nor nothing.
+fn strings(headers: Option<String>) -> Option<BTreeMap<String, String>> {
+    let Some(headers) = headers else { return Some(BTreeMap::new()) };
+    let headers: Option<BTreeMap<String, serde_json::Value>> = serde_json::from_str(&headers).ok()?;
     let text = |value: serde_json::Value| match value {
         serde_json::Value::String(text) => text,
         other => other.to_string(),
     };
-    headers.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), text(value))).collect()
+    Some(headers.into_iter().flatten().map(|(name, value)| (name.to_ascii_lowercase(), text(value))).collect())
 }
 
 statement! {
     /// The narrow rows first, with both bounds; only what fits is joined with its payload. At least one row comes, however
-    /// large it is.
+    /// large it is. A time that CloudEvents has no word for (`infinity`) is left out, and headers come as text: a value
+    /// that the driver cannot read would fail the claim of all.
     struct Claim {
         partition: Integer = i32,
         held: Array<BigInt> = Vec<i64>,
@@ -116,9 +126,9 @@ statement! {
         (BigInt, BigInt, BigInt, Integer),
         (Text, Text, Integer, Text, Nullable<Text>),
         (Nullable<Text>, Nullable<Text>, Nullable<BigInt>, Nullable<BigInt>),
-        (Text, Binary, Nullable<Jsonb>),
+        (Text, Binary, Nullable<Text>),
         (Nullable<Text>, Nullable<Text>, Nullable<Text>, Nullable<Text>),
-        (Timestamptz, Timestamptz),
+        (Nullable<Timestamptz>, Timestamptz),
     );
     "WITH waits AS MATERIALIZED (
         SELECT h.lane, min(h.seq) AS seq FROM tidings.pending h
@@ -138,9 +148,10 @@ statement! {
      SELECT s.seq, s.lane, s.id_hash, s.attempts,
             e.id, e.type, e.schema_version, e.kind, e.recipient,
             e.aggregate_type, e.aggregate_id, e.version, e.previous,
-            e.content_type, e.data, e.headers,
+            e.content_type, e.data, e.headers::text,
             e.correlation_id, e.causation_id, e.traceparent, e.tracestate,
-            e.occurred_at, e.created_at
+            CASE WHEN e.occurred_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.occurred_at END,
+            CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE now() END
        FROM sized s JOIN tidings.event e ON e.seq = s.seq
       WHERE s.before < {bytes}
       ORDER BY s.seq"

@@ -96,7 +96,7 @@ pub(crate) async fn give_up(connection: &mut AsyncPgConnection, tenancy: &Tenanc
     RunQueryDsl::execute(statement, connection).await.map(drop)
 }
 
-/// Takes the node out of the count, at the end of a drain.
+/// Takes the node out of the count, at the end of a drain, and frees what a last heartbeat may have taken for it.
 pub(crate) async fn leave(connection: &mut AsyncPgConnection, node: uuid::Uuid) -> diesel::QueryResult<()> {
     RunQueryDsl::execute(Leave { node }, connection).await.map(drop)
 }
@@ -168,7 +168,10 @@ statement! {
 
 statement! {
     struct Leave { node: Uuid = uuid::Uuid } -> Nullable<Integer>;
-    "DELETE FROM tidings.node WHERE id = {node}"
+    "WITH freed AS (
+        UPDATE tidings.partition SET owner = NULL, lease_until = now(), lease_ttl = NULL WHERE owner = {node}
+     )
+     DELETE FROM tidings.node WHERE id = {node}"
 }
 
 statement! {

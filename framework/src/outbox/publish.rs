@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use tokio::task::{JoinError, JoinHandle};
 
 use super::claim::{Claimed, Window, claim};
 use super::confirm::{Confirmed, Evidence, confirm};
@@ -49,6 +50,9 @@ pub(crate) struct Tenure {
     pace: Pace,
     /// Stored by the broker and not yet recorded: the database did not answer.
     evidence: Vec<Evidence>,
+    /// Events that waited since the last probe, and when that was last said.
+    waited: u64,
+    said: Option<Instant>,
 }
 
 /// Why a pass ended early.
@@ -57,15 +61,12 @@ pub(crate) enum Interrupted {
     /// Another node owns the partition now.
     #[error("the lease of partition {0} was lost to another node")]
     LeaseLost(i32),
+    /// The stream does not answer; another connection finds it, or makes it again.
+    #[error("the stream does not answer; its connection is opened anew")]
+    Silent,
     /// The database did not answer; what was claimed is dropped.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-}
-
-impl From<diesel::result::Error> for Interrupted {
-    fn from(error: diesel::result::Error) -> Self {
-        Interrupted::Database(error.into())
-    }
 }
 
 impl Tenure {
@@ -77,6 +78,7 @@ impl Tenure {
         trust: Arc<Trust>,
         limits: Limits,
     ) -> Tenure {
+        telemetry::breaker(tenancy.partition, false);
         let breaker = Breaker::new(Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) });
         Tenure {
             pool,
@@ -89,16 +91,19 @@ impl Tenure {
             breaker,
             pace: Pace::new(),
             evidence: Vec::new(),
+            waited: 0,
+            said: None,
         }
     }
 
     /// One pass; returns how long to wait before the next, unless woken.
     ///
     /// # Errors
-    /// [`Interrupted::LeaseLost`] ends the tenure; after [`Interrupted::Database`] the next pass starts anew.
+    /// [`Interrupted::LeaseLost`] ends the tenure, [`Interrupted::Silent`] asks for another one; after
+    /// [`Interrupted::Database`] the next pass starts anew.
     pub(crate) async fn pass(&mut self) -> Result<Duration, Interrupted> {
         if !self.trust.holds() {
-            return Ok(Pace::MIN);
+            return Ok(self.pace.after(Found::Nothing));
         }
         self.record_what_is_stored().await?;
         match self.breaker.ask(Instant::now()) {
@@ -108,11 +113,15 @@ impl Tenure {
                 let answers = self.publisher.probe().await;
                 let now = Instant::now();
                 if answers {
-                    self.breaker.close()
+                    self.breaker.close();
+                    self.say_what_waits(now);
                 } else {
                     self.breaker.open(now, rand::random())
                 }
                 telemetry::breaker(self.tenancy.partition, self.breaker.is_open());
+                if self.breaker.failures() >= SILENT_AFTER {
+                    return Err(Interrupted::Silent);
+                }
                 if let Ask::Wait(time) = self.breaker.ask(now) {
                     tracing::warn!(
                         partition = self.tenancy.partition.0,
@@ -144,16 +153,17 @@ impl Tenure {
             retry_ceiling_ms: i64::try_from(self.limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
         };
         let held = self.lanes.held(Instant::now());
+        let (source, partition) = (self.source.as_str(), self.tenancy.partition);
         // The connection goes back before anything is published: none is held over broker I/O.
-        let mut connection = self.pool.get().await?;
-        Ok(claim(&mut connection, &self.source, self.tenancy.partition, held, window).await?)
+        let claiming = self.pool.run(async |connection| claim(connection, source, partition, held, window).await);
+        Ok(claiming.await?)
     }
 
     async fn publish(&mut self, rows: Vec<Claimed>) -> Result<(), Interrupted> {
         let mut queues = queues(rows, |row| row.lane);
         let mut ready: VecDeque<usize> = (0..queues.len()).collect();
         let mut in_flight = FuturesUnordered::new();
-        let mut confirming: Option<BoxFuture<'static, Confirming>> = None;
+        let mut confirming: Option<JoinHandle<Confirming>> = None;
         let mut counts = Counts::default();
         let mut result = Ok(());
         loop {
@@ -181,7 +191,7 @@ impl Tenure {
                 }
                 done = async { confirming.as_mut().expect("guarded").await }, if confirming.is_some() => {
                     confirming = None;
-                    if let Err(interrupted) = self.confirmed(done) {
+                    if let Err(interrupted) = self.confirmed(joined(done)) {
                         result = result.and(Err(interrupted));
                     }
                 }
@@ -197,7 +207,7 @@ impl Tenure {
     }
 
     async fn send(&self, row: &Claimed) -> BoxFuture<'static, Outcome> {
-        if let Some(refusal) = row.envelope.refusal() {
+        if let Some(refusal) = row.unreadable.or_else(|| row.envelope.refusal()) {
             return futures_util::future::ready(Outcome::Refused(refusal)).boxed();
         }
         let subject = subject_of(&row.envelope, self.tenancy.partition.0);
@@ -227,6 +237,7 @@ impl Tenure {
                 let now = Instant::now();
                 self.lanes.hold(row.lane, now, &LANE_BACKOFF, rand::random());
                 self.breaker.suspect(now);
+                self.waited += 1;
                 Ok(false)
             }
             Next::Retry(error) => {
@@ -240,8 +251,10 @@ impl Tenure {
                     error,
                     "an event could not be published; it will be tried again"
                 );
-                let mut connection = self.pool.get().await?;
-                let ours = release(&mut connection, &self.tenancy, row, delay, &error).await?;
+                let tenancy = self.tenancy;
+                let releasing =
+                    self.pool.run(async |connection| release(connection, &tenancy, row, delay, &error).await);
+                let ours = releasing.await?;
                 self.still_ours(ours).map(|()| false)
             }
             Next::Die(reason) => {
@@ -251,29 +264,28 @@ impl Tenure {
                     reason,
                     "an event can never be published and is set aside; its aggregate waits behind it"
                 );
-                let mut connection = self.pool.get().await?;
-                let ours = dead(&mut connection, &self.tenancy, row, &reason).await?;
+                let tenancy = self.tenancy;
+                let ours = self.pool.run(async |connection| dead(connection, &tenancy, row, &reason).await).await?;
                 telemetry::dead("relay");
                 self.still_ours(ours).map(|()| false)
             }
         }
     }
 
-    /// One confirmation in flight; what is acknowledged meanwhile makes the next batch.
-    fn confirming(&mut self) -> BoxFuture<'static, Confirming> {
+    /// One confirmation in flight; what is acknowledged meanwhile makes the next batch. It runs by itself, so that its
+    /// connection comes back while the pass waits for another.
+    fn confirming(&mut self) -> JoinHandle<Confirming> {
         let batch = std::mem::take(&mut self.evidence);
         let (pool, tenancy, incarnation) = (self.pool.clone(), self.tenancy, self.publisher.incarnation());
-        async move {
-            let recording = async {
-                let mut connection = pool.get().await?;
-                Ok::<_, Interrupted>(confirm(&mut connection, &tenancy, incarnation, batch.clone()).await?)
-            };
-            match recording.await {
+        tokio::spawn(async move {
+            let evidence = batch.clone();
+            let recording =
+                pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await).await;
+            match recording {
                 Ok(confirmed) => Confirming::Done(confirmed),
                 Err(error) => Confirming::Failed(batch, error),
             }
-        }
-        .boxed()
+        })
     }
 
     fn confirmed(&mut self, done: Confirming) -> Result<(), Interrupted> {
@@ -286,8 +298,22 @@ impl Tenure {
             // Kept: it is recorded before anything else is published.
             Confirming::Failed(batch, error) => {
                 self.evidence.extend(batch);
-                Err(error)
+                Err(error.into())
             }
+        }
+    }
+
+    /// The broker is there and events were turned away, as by a full stream: nothing is counted, so nothing else would
+    /// say it.
+    fn say_what_waits(&mut self, now: Instant) {
+        let waited = std::mem::take(&mut self.waited);
+        if waited > 0 && self.said.is_none_or(|said| now - said > SAY_AGAIN) {
+            self.said = Some(now);
+            tracing::warn!(
+                partition = self.tenancy.partition.0,
+                waited,
+                "the stream answers, but did not take or acknowledge events: is it full? They are tried again"
+            );
         }
     }
 
@@ -295,7 +321,7 @@ impl Tenure {
         if self.evidence.is_empty() {
             return Ok(());
         }
-        let done = self.confirming().await;
+        let done = joined(self.confirming().await);
         self.confirmed(done)
     }
 
@@ -306,7 +332,16 @@ impl Tenure {
 
 enum Confirming {
     Done(Confirmed),
-    Failed(Vec<Evidence>, Interrupted),
+    Failed(Vec<Evidence>, DatabaseError),
+}
+
+/// A panic in it is one of the pass; what it was to record is published again and found stored.
+fn joined(ended: Result<Confirming, JoinError>) -> Confirming {
+    match ended.map_err(JoinError::try_into_panic) {
+        Ok(confirming) => confirming,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_)) => Confirming::Failed(Vec::new(), DatabaseError::Stopping),
+    }
 }
 
 #[derive(Default)]
@@ -315,5 +350,8 @@ struct Counts {
     duplicates: u64,
 }
 
+/// Probes without an answer before the connection is opened anew.
+const SILENT_AFTER: u32 = 3;
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 /// For lanes whose message had no answer: the breaker usually closes first.
 const LANE_BACKOFF: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };

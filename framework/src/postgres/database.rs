@@ -177,6 +177,9 @@ pub enum Error {
         "no connection of the pool became free in time: raise `Database::pool_size` or lower the consumers' `concurrency`"
     )]
     PoolExhausted,
+    /// A statement had no answer, not even that it took too long.
+    #[error("PostgreSQL did not answer a statement within its timeout: does the server stand still, or the network?")]
+    NoAnswer,
     /// A statement failed.
     #[error("a statement failed: {0}")]
     Query(#[from] diesel::result::Error),
@@ -206,6 +209,7 @@ pub(crate) struct Pool {
     inner: Deadpool<AsyncPgConnection>,
     engine: Handle,
     wait: Duration,
+    answer: Duration,
 }
 
 impl Pool {
@@ -224,7 +228,7 @@ impl Pool {
             .max_size(database.pool_size)
             .build()
             .expect("a pool without timeouts of its own needs no runtime");
-        Pool { inner, engine, wait: database.connect_timeout * 2 }
+        Pool { inner, engine, wait: database.connect_timeout * 2, answer: database.statement_timeout + ANSWER_MARGIN }
     }
 
     /// A connection, from any runtime: it is opened on the engine.
@@ -236,6 +240,23 @@ impl Pool {
             Ok(Ok(Err(error))) => Err(Error::Connect(error.to_string())),
             Ok(Err(_)) => Err(Error::PoolExhausted),
             Err(_) => Err(Error::Stopping),
+        }
+    }
+
+    /// One step on a connection, bounded on our side too: the time-outs of a server that stands still do not run, and its
+    /// kernel goes on acknowledging. The connection is closed then, since the answer may still come to the next user of
+    /// it; what was asked may or may not have happened.
+    pub(crate) async fn run<T>(
+        &self,
+        step: impl AsyncFnOnce(&mut AsyncPgConnection) -> diesel::QueryResult<T>,
+    ) -> Result<T, Error> {
+        let mut connection = self.get().await?;
+        match tokio::time::timeout(self.answer, step(&mut connection)).await {
+            Ok(result) => Ok(result?),
+            Err(_) => {
+                drop(Object::take(connection));
+                Err(Error::NoAnswer)
+            }
         }
     }
 
@@ -256,4 +277,6 @@ pub(crate) async fn pid_of(connection: &mut AsyncPgConnection) -> diesel::QueryR
     RunQueryDsl::get_result(BackendPid {}, connection).await
 }
 
+/// What the server gets on top of its own timeout to say that a statement took too long.
+const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 const NOT_A_URL: &str = "the database URL is not of the form postgres://user:password@host:port/name";

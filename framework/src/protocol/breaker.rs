@@ -55,6 +55,11 @@ impl Breaker {
         self.probe_at = Some(now + self.backoff.delay(self.failures, jitter));
     }
 
+    /// Probes that failed in a row.
+    pub fn failures(&self) -> u32 {
+        self.failures
+    }
+
     /// Whether a probe failed and none has succeeded since.
     pub fn is_open(&self) -> bool {
         self.failures > 0

@@ -2,6 +2,7 @@
 
 mod append;
 mod migrate;
+mod relay;
 mod road;
 mod services;
 mod tidy;

@@ -14,6 +14,8 @@ use async_nats::ConnectOptions;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use connect::is_connected;
+
 use super::{Broker, Error, Publisher, StreamInfo, StreamSpec, Subscription, SubscriptionSpec};
 
 /// A NATS server or cluster with JetStream, and the settings of the streams that are made on it.
@@ -102,7 +104,9 @@ impl Broker for JetStream {
     fn reachable(&self) -> BoxFuture<'_, bool> {
         async {
             let Ok(context) = self.shared_context().await else { return false };
-            tokio::time::timeout(self.ack_timeout, context.query_account()).await.is_ok_and(|answer| answer.is_ok())
+            // A disconnected client would queue the question and answer it long after.
+            is_connected(&context)
+                && tokio::time::timeout(self.ack_timeout, context.query_account()).await.is_ok_and(|a| a.is_ok())
         }
         .boxed()
     }

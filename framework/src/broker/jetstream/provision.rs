@@ -83,6 +83,8 @@ fn check(jetstream: &JetStream, spec: &StreamSpec, info: &Info) -> Result<(), Er
         }
         Err(Error::Drift { stream: config.name.clone(), setting, problem: problem.to_owned() })
     };
+    // Before the subjects, which a mirror has none of.
+    is(config.mirror.is_some(), "mirror", "is set: a mirror takes no messages of ours")?;
     let limits = config.max_messages > 0 || config.max_bytes > 0;
     is(
         config.subjects != [subjects_of(&spec.source, spec.partition)],
@@ -94,7 +96,6 @@ fn check(jetstream: &JetStream, spec: &StreamSpec, info: &Info) -> Result<(), Er
         "retention",
         "is not `limits`: messages would go when others are done with them; make it `limits`",
     )?;
-    is(config.mirror.is_some(), "mirror", "is set: a mirror takes no messages of ours")?;
     is(
         config.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
         "sources",

@@ -42,19 +42,23 @@ impl Publisher for Serial {
             let Some(headers) = header_map(&message) else {
                 return futures_util::future::ready(Outcome::Refused(Refusal::Header)).boxed();
             };
+            let identity = Identity::of(&message);
             let id = message.message_id;
             let deadline = Instant::now() + self.ack_timeout;
             let publish = PublishMessage::build().payload(message.payload).headers(headers).message_id(&id);
-            match self.context.send_publish(message.subject, publish).await {
-                Err(error) => futures_util::future::ready(outcome_of(&error)).boxed(),
-                Ok(acknowledgement) => {
+            // Handing over waits for a place in the client, which one that stands still may never give.
+            let handing_over = self.context.send_publish(message.subject, publish);
+            match tokio::time::timeout_at(deadline.into(), handing_over).await {
+                Err(_) => futures_util::future::ready(Outcome::Unconfirmed(Unclear::TimedOut)).boxed(),
+                Ok(Err(error)) => futures_util::future::ready(outcome_of(&error)).boxed(),
+                Ok(Ok(acknowledgement)) => {
                     let (context, stream) = (self.context.clone(), self.stream.name.clone());
                     async move {
                         let answer = tokio::time::timeout_at(deadline.into(), acknowledgement.into_future()).await;
                         match answer {
                             Err(_) => Outcome::Unconfirmed(Unclear::TimedOut),
                             Ok(Err(error)) => outcome_of(&error),
-                            Ok(Ok(ack)) => believe(&context, &stream, ack, &id).await,
+                            Ok(Ok(ack)) => believe(&context, &stream, ack, &identity).await,
                         }
                     }
                     .boxed()
@@ -81,9 +85,29 @@ impl Publisher for Serial {
     }
 }
 
-/// A duplicate answer is believed only after the message at its sequence was read and bears this id: another message
-/// with the same id is answered the same way, and after a purge the sequence may hold nothing.
-async fn believe(context: &Context, stream: &str, ack: PublishAck, id: &str) -> Outcome {
+/// What makes a message this event and no other, as it stands in the headers.
+#[derive(PartialEq, Eq)]
+struct Identity {
+    message_id: Option<String>,
+    source: Option<String>,
+    id: Option<String>,
+}
+
+impl Identity {
+    fn of(message: &Message) -> Identity {
+        let header = |wanted: &str| message.headers.iter().find(|(name, _)| name == wanted).map(|(_, v)| v.clone());
+        Identity { message_id: Some(message.message_id.clone()), source: header("ce-source"), id: header("ce-id") }
+    }
+
+    fn there(headers: &HeaderMap) -> Identity {
+        let header = |name: &str| headers.get(name).map(|value| value.as_str().to_owned());
+        Identity { message_id: header("Nats-Msg-Id"), source: header("ce-source"), id: header("ce-id") }
+    }
+}
+
+/// A duplicate answer is believed only after the message at its sequence was read and bears this source and id: another
+/// message with the same `Nats-Msg-Id` is answered the same way, and after a purge the sequence may hold nothing.
+async fn believe(context: &Context, stream: &str, ack: PublishAck, ours: &Identity) -> Outcome {
     let stored = Outcome::Stored(Stored { stream_seq: ack.sequence, duplicate: ack.duplicate });
     if ack.stream != stream {
         return Outcome::Unconfirmed(Unclear::NotOurs);
@@ -95,7 +119,7 @@ async fn believe(context: &Context, stream: &str, ack: PublishAck, id: &str) -> 
         return Outcome::Unconfirmed(Unclear::TimedOut);
     };
     match handle.get_raw_message(ack.sequence).await {
-        Ok(there) if there.headers.get("Nats-Msg-Id").is_some_and(|value| value.as_str() == id) => stored,
+        Ok(there) if Identity::there(&there.headers) == *ours => stored,
         Ok(_) => Outcome::Unconfirmed(Unclear::NotOurs),
         Err(error) => match error.kind() {
             RawMessageErrorKind::JetStream(_)

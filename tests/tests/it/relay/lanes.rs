@@ -1,0 +1,60 @@
+//! What waits behind a head costs the others nothing.
+
+use std::time::{Duration, Instant};
+
+use super::node::Node;
+use super::place::Place;
+
+const CONFIRMED: &str = "SELECT count(*) AS number FROM tidings.confirmation";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_waits_or_is_dead_holds_only_its_own_lane() {
+    let place = Place::shared(1).await;
+    place.append("e", 40, 4).await;
+    // Of the four aggregates one waits for its time and one is dead; both have nine events behind.
+    place
+        .execute(
+            "UPDATE tidings.pending p SET state = 'retrying', attempts = 3, next_attempt_at = now() + interval '50 seconds'
+               FROM tidings.event e WHERE e.seq = p.seq AND e.aggregate_id = 'thing-1' AND e.version = 1;
+             UPDATE tidings.pending p SET state = 'dead'
+               FROM tidings.event e WHERE e.seq = p.seq AND e.aggregate_id = 'thing-2' AND e.version = 1",
+        )
+        .await;
+    let _node = Node::start(&place, &[("WINDOW", "5")]).await;
+    place.becomes(CONFIRMED, 20).await;
+    place.append("later-", 4, 4).await;
+    place.becomes(CONFIRMED, 22).await;
+    let held = "SELECT count(*) AS number FROM tidings.event_state
+                 WHERE aggregate_id IN ('thing-1', 'thing-2') AND state <> 'confirmed'";
+    assert_eq!(place.number(held).await, 22);
+    // Its time comes, and its lane goes in order.
+    place.execute("UPDATE tidings.pending SET next_attempt_at = now() WHERE state = 'retrying'").await;
+    place.becomes(CONFIRMED, 33).await;
+    place.execute("UPDATE tidings.pending SET state = 'ready' WHERE state = 'dead'").await;
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_beyond_the_ceiling_was_written_before_the_clock_was_set_back() {
+    let place = Place::shared(1).await;
+    place.append("e", 10, 2).await;
+    place
+        .execute("UPDATE tidings.pending SET state = 'retrying', attempts = 1, next_attempt_at = now() + interval '10 years'")
+        .await;
+    let _node = Node::start(&place, &[]).await;
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_poison_than_a_window_holds_stands_before_good_events() {
+    let place = Place::shared(1).await;
+    let poison = "SELECT tidings.append('bad type', 'x', aggregate_type => 'bad', aggregate_id => 'bad-' || g)
+                    FROM generate_series(1, 51) g";
+    place.execute(poison).await;
+    place.append("good-", 100, 10).await;
+    let _node = Node::start(&place, &[("WINDOW", "50")]).await;
+    let started = Instant::now();
+    place.becomes(CONFIRMED, 100).await;
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!(place.number("SELECT count(*) AS number FROM tidings.dead_letter").await, 51);
+}

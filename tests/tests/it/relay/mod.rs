@@ -1,0 +1,21 @@
+//! The relay as real processes on real servers: killed, frozen, starved, in company, and fed with what it must refuse.
+
+mod content;
+mod drain;
+mod drift;
+mod duplicate;
+mod kill;
+mod lanes;
+mod node;
+mod outage;
+mod panic;
+mod place;
+mod share;
+mod start;
+mod wake;
+mod wire;
+
+use std::time::Duration;
+
+/// For what needs a moment on a slow machine; nothing here takes so long when it works.
+const SOON: Duration = Duration::from_secs(60);

@@ -1,0 +1,96 @@
+//! A relay in a process of its own.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tidings_tests::eventually;
+
+use super::SOON;
+use super::place::Place;
+
+/// It is killed when dropped, and what it said is printed if the test fails.
+pub(super) struct Node {
+    child: Child,
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Node {
+    /// Starts one; the settings are those of `relay_node.rs`, without their prefix.
+    pub(super) fn spawn(place: &Place, settings: &[(&str, &str)]) -> Node {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_relay_node"));
+        command
+            .env("TIDINGS_TEST_DATABASE", &place.database)
+            .env("TIDINGS_TEST_NATS", &place.nats)
+            .env("TIDINGS_TEST_SOURCE", &place.source)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for (name, value) in settings {
+            command.env(format!("TIDINGS_TEST_{name}"), value);
+        }
+        let mut child = command.spawn().expect("the program is built with the tests");
+        let said = Arc::default();
+        collect(child.stdout.take(), &said);
+        collect(child.stderr.take(), &said);
+        Node { child, said }
+    }
+
+    /// Starts one and waits until it says so.
+    pub(super) async fn start(place: &Place, settings: &[(&str, &str)]) -> Node {
+        let node = Node::spawn(place, settings);
+        node.says("started").await;
+        node
+    }
+
+    pub(super) fn log(&self) -> String {
+        String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
+    }
+
+    /// How often it said something.
+    pub(super) fn said(&self, what: &str) -> usize {
+        self.log().matches(what).count()
+    }
+
+    /// Waits until it says something.
+    pub(super) async fn says(&self, what: &str) {
+        eventually(&format!("it says {what:?}"), SOON, async || (self.said(what) > 0).then_some(())).await;
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("the process is there");
+    }
+
+    /// Waits until it has ended.
+    pub(super) async fn ended(&mut self, within: Duration) -> ExitStatus {
+        eventually("the process ends", within, async || self.child.try_wait().expect("a child of ours")).await
+    }
+
+    /// Whether it stands still.
+    pub(super) fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- relay {}\n{}", self.child.id(), self.log());
+        }
+    }
+}
+
+fn collect(pipe: Option<impl Read + Send + 'static>, said: &Arc<Mutex<Vec<u8>>>) {
+    let (mut pipe, said) = (pipe.expect("it is piped"), Arc::clone(said));
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = pipe.read(&mut bytes) {
+            said.lock().unwrap().extend_from_slice(&bytes[..count]);
+        }
+    });
+}

@@ -1,0 +1,164 @@
+//! A store that is gone, stands still, or is cut off: nothing is lost, nothing is counted, nothing is dead.
+
+use std::time::Duration;
+
+use tidings::services::proxy::{Direction, Proxy};
+use tidings_tests::eventually;
+
+use super::SOON;
+use super::node::Node;
+use super::place::Place;
+
+/// Attempts would be used up many times over in each of these outages.
+const SHORT: &[(&str, &str)] =
+    &[("ACK", "500"), ("BACKOFF_MIN", "10"), ("BACKOFF_MAX", "50"), ("STATEMENT", "500"), ("LEASE", "2000")];
+const PENDING: &str = "SELECT count(*) AS number FROM tidings.pending";
+const UNTOUCHED: &str = "SELECT count(*) AS number FROM tidings.pending WHERE state = 'ready' AND attempts = 0";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_is_stopped() {
+    let (mut services, place) = Place::private(2).await;
+    let node = Node::start(&place, SHORT).await;
+    place.append("a", 100, 9).await;
+    place.settles().await;
+    services.nats.stop().unwrap();
+    place.append("b", 200, 9).await;
+    // The streams are probed, then connections opened anew, again and again.
+    eventually("it tries many times", SOON, async || (node.said("NATS is not reachable") > 0).then_some(())).await;
+    place.append("c", 200, 9).await;
+    assert_eq!(place.number(UNTOUCHED).await, 400);
+    assert!(node.log().lines().count() < 100, "it says so now and then, not at every try");
+    services.nats.start_again().unwrap();
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_stands_still() {
+    let (services, place) = Place::private(2).await;
+    let node = Node::start(&place, SHORT).await;
+    place.append("a", 100, 9).await;
+    place.settles().await;
+    services.nats.freeze();
+    place.append("b", 200, 9).await;
+    node.says("the broker does not answer").await;
+    node.says("nothing of this partition is published for now").await;
+    assert_eq!(place.number(UNTOUCHED).await, 200);
+    services.nats.thaw();
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nats_comes_back_without_its_data() {
+    let (mut services, place) = Place::private(2).await;
+    let node = Node::start(&place, SHORT).await;
+    place.append("a", 20, 9).await;
+    place.settles().await;
+    services.nats.stop().unwrap();
+    std::fs::remove_dir_all(services.nats.folder().join("jetstream/jetstream")).unwrap();
+    services.nats.start_again().unwrap();
+    place.append("b", 20, 9).await;
+    place.becomes(PENDING, 0).await;
+    assert!(place.stored().await.iter().all(|message| message.header("ce-id").starts_with('b')));
+    assert!(node.said("made a stream") >= 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_is_stopped() {
+    let (mut services, place) = Place::private(2).await;
+    let node = Node::start(&place, SHORT).await;
+    place.append("a", 100, 9).await;
+    place.settles().await;
+    place.append("b", 2_000, 9).await;
+    services.postgres.stop().unwrap();
+    eventually("it tries many times", SOON, async || (node.said("could not be renewed") > 4).then_some(())).await;
+    assert!(node.log().lines().count() < 150, "it says so now and then, not at every try");
+    services.postgres.start_again().unwrap();
+    place.append("c", 100, 9).await;
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_is_killed_in_the_middle() {
+    let (mut services, place) = Place::private(2).await;
+    let _node = Node::start(&place, SHORT).await;
+    for round in 0..3 {
+        place.append(&format!("r{round}-"), 1_000, 9).await;
+        services.postgres.kill();
+        services.postgres.start_again().unwrap();
+    }
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_stands_still() {
+    let (services, place) = Place::private(2).await;
+    let node = Node::start(&place, SHORT).await;
+    place.append("a", 100, 9).await;
+    place.settles().await;
+    place.append("b", 2_000, 9).await;
+    services.postgres.freeze();
+    // Its own time-outs stand still with it; ours do not.
+    node.says("PostgreSQL did not answer a statement").await;
+    node.says("could not be renewed").await;
+    services.postgres.thaw();
+    place.append("c", 100, 9).await;
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_cut_again_and_again() {
+    let (services, place) = Place::private(2).await;
+    let to_postgres = Proxy::start(services.postgres.port()).unwrap();
+    let to_nats = Proxy::start(services.nats.port()).unwrap();
+    let through = Place {
+        database: services.postgres.url_through(&to_postgres, "postgres"),
+        nats: services.nats.url_through(&to_nats),
+        source: place.source.clone(),
+    };
+    let _node = Node::start(&through, SHORT).await;
+    for round in 0..10 {
+        place.append(&format!("r{round}-"), 200, 9).await;
+        let stored = place.number("SELECT count(*) AS number FROM tidings.confirmation").await;
+        eventually("something goes through", SOON, async || {
+            let now = place.number("SELECT count(*) AS number FROM tidings.confirmation").await;
+            (now > stored).then_some(())
+        })
+        .await;
+        if round % 2 == 0 { to_nats.cut() } else { to_postgres.cut() }
+    }
+    to_nats.cut();
+    to_postgres.cut();
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_acknowledgements_are_lost() {
+    let (services, place) = Place::private(1).await;
+    let proxy = Proxy::start(services.nats.port()).unwrap();
+    let through = Place { nats: services.nats.url_through(&proxy), ..place.clone() };
+    let node = Node::start(&through, SHORT).await;
+    place.append("a", 1, 1).await;
+    place.settles().await;
+    proxy.freeze_only(Direction::ToClient);
+    place.append("b", 20, 20).await;
+    eventually("all are stored", SOON, async || (place.stored().await.len() == 21).then_some(())).await;
+    node.says("the broker does not answer").await;
+    assert_eq!(place.number(UNTOUCHED).await, 20);
+    proxy.cut();
+    proxy.thaw();
+    place.settles().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_connection_is_enough() {
+    let place = Place::shared(1).await;
+    // A poison event is set aside while others are confirmed.
+    place.append("a", 200, 200).await;
+    place.execute("SELECT tidings.append('bad type', 'x', id => 'poison-' || g) FROM generate_series(1, 20) g").await;
+    place.append("b", 200, 200).await;
+    let settings = [("POOL", "1")];
+    let started = std::time::Instant::now();
+    let _node = Node::start(&place, &settings).await;
+    place.becomes("SELECT count(*) AS number FROM tidings.pending WHERE state <> 'dead'", 0).await;
+    assert!(started.elapsed() < Duration::from_secs(15), "nobody waited for a connection that nobody gave back");
+}
