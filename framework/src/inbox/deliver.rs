@@ -8,12 +8,14 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinSet};
 
 use super::apply::{Ending, Key, Terms, apply};
 use super::settle::settle;
 use super::{attempts, dead};
-use crate::broker::{Broker, Delivery, Room, Settle, Settlement, StreamInfo, Subscription, SubscriptionSpec};
+use crate::broker::{
+    Broker, Delivery, Error as BrokerError, Room, Settle, Settlement, StreamInfo, Subscription, SubscriptionSpec,
+};
 use crate::consumer::{Accepts, Consumer, Options};
 use crate::envelope::Envelope;
 use crate::postgres::{Error as DatabaseError, Pool};
@@ -86,8 +88,16 @@ struct Stream<C> {
     in_hand: HashMap<u64, InHand>,
     waiting: HashMap<String, VecDeque<Delivery>>,
     busy: HashSet<String>,
-    running: JoinSet<(String, u64)>,
+    running: JoinSet<()>,
+    /// What each of the running is about: a task that panics says only its id.
+    tasks: HashMap<task::Id, (String, u64)>,
     lost: u32,
+}
+
+/// Where messages come from: kept while other things happen, so that making a subscription is not begun anew each time.
+enum Source {
+    Live(Box<dyn Subscription>),
+    Making(BoxFuture<'static, Result<Box<dyn Subscription>, BrokerError>>),
 }
 
 struct InHand {
@@ -105,24 +115,25 @@ impl<C: Consumer> Stream<C> {
             waiting: HashMap::new(),
             busy: HashSet::new(),
             running: JoinSet::new(),
+            tasks: HashMap::new(),
             lost: 0,
         }
     }
 
     async fn run(mut self) {
-        let mut subscription: Option<Box<dyn Subscription>> = None;
+        let mut source = self.subscribe();
         let mut signs_of_life = tokio::time::interval(self.worker.limits.ack_wait / 3);
         signs_of_life.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut drain = self.drain.clone();
         while !*drain.borrow() {
             let room = self.room();
-            let mut current = subscription.take();
             tokio::select! {
                 biased;
-                _ = drain.changed() => {}
-                Some(done) = self.running.join_next(), if !self.running.is_empty() => self.finished(done),
+                // Without an actor that could say so it ends as well.
+                changed = drain.changed() => if changed.is_err() { break },
+                Some(done) = self.running.join_next_with_id(), if !self.running.is_empty() => self.finished(done),
                 _ = signs_of_life.tick() => self.signal().await,
-                next = next(&self.worker, &self.info, &mut current, room, self.lost) => match next {
+                next = source.next(room) => match next {
                     Ok(delivery) => {
                         self.lost = 0;
                         self.take(delivery);
@@ -130,25 +141,56 @@ impl<C: Consumer> Stream<C> {
                     Err(error) => {
                         self.lost = self.lost.saturating_add(1);
                         tracing::warn!(consumer = C::NAME, stream = self.info.name, %error, "no messages for now; trying again");
-                        continue;
+                        source = self.subscribe();
                     }
                 },
             }
-            subscription = current;
         }
-        drop(subscription);
-        self.finish(&mut signs_of_life).await;
+        self.finish(source, &mut signs_of_life).await;
     }
 
-    /// What was not begun goes back at once; what was begun is finished.
-    async fn finish(&mut self, signs_of_life: &mut tokio::time::Interval) {
+    /// Subscribes, after a pause if the last subscription was lost.
+    fn subscribe(&self) -> Source {
+        let (worker, info, lost) = (Arc::clone(&self.worker), self.info.clone(), self.lost);
+        Source::Making(
+            async move {
+                if lost > 0 {
+                    tokio::time::sleep(RESUBSCRIBE.delay(lost, rand::random())).await;
+                }
+                worker.broker.subscribe(worker.subscription(&info)).await
+            }
+            .boxed(),
+        )
+    }
+
+    /// What was not begun goes back at once, also what is on its way; what was begun is finished.
+    async fn finish(&mut self, source: Source, signs_of_life: &mut tokio::time::Interval) {
+        let on_its_way = async {
+            let Source::Live(mut subscription) = source else { return Vec::new() };
+            let mut late = Vec::new();
+            let ending = async {
+                subscription.close().await;
+                while let Ok(delivery) = subscription.next(Room { messages: 0, bytes: 0 }).await {
+                    late.push(delivery);
+                }
+            };
+            let _ = tokio::time::timeout(ON_ITS_WAY, ending).await;
+            // Given back only when nothing more is asked for here, or some of it would come back to us.
+            drop(subscription);
+            late
+        };
+        let late = on_its_way.await;
+        let late = late.into_iter().filter(|delivery| !self.in_hand.contains_key(&delivery.stream_seq));
+        for delivery in late.collect::<Vec<_>>() {
+            settle(&delivery, Settlement::Nak(Duration::ZERO)).await;
+        }
         for delivery in self.waiting.drain().flat_map(|(_, queue)| queue) {
             self.in_hand.remove(&delivery.stream_seq);
             settle(&delivery, Settlement::Nak(Duration::ZERO)).await;
         }
         while !self.running.is_empty() {
             tokio::select! {
-                Some(done) = self.running.join_next() => self.finished(done),
+                Some(done) = self.running.join_next_with_id() => self.finished(done),
                 _ = signs_of_life.tick() => self.signal().await,
             }
         }
@@ -184,28 +226,36 @@ impl<C: Consumer> Stream<C> {
             self.waiting.remove(&lane);
         }
         self.busy.insert(lane.clone());
-        let (worker, drain) = (Arc::clone(&self.worker), self.drain.clone());
-        self.running.spawn(async move {
-            let slot = Arc::clone(&worker.slots).acquire_owned().await;
-            one(&worker, &delivery, drain).await;
-            drop(slot);
-            (lane, delivery.stream_seq)
+        let (worker, mut drain) = (Arc::clone(&self.worker), self.drain.clone());
+        let stream_seq = delivery.stream_seq;
+        let task = self.running.spawn(async move {
+            let waiting = Arc::clone(&worker.slots).acquire_owned();
+            let slot = tokio::select! {
+                biased;
+                () = told_to_drain(&mut drain) => None,
+                slot = waiting => slot.ok(),
+            };
+            match slot {
+                Some(_slot) => one(&worker, &delivery, drain).await,
+                None => settle(&delivery, Settlement::Nak(Duration::ZERO)).await,
+            }
         });
+        self.tasks.insert(task.id(), (lane, stream_seq));
     }
 
-    fn finished(&mut self, done: Result<(String, u64), tokio::task::JoinError>) {
-        match done {
-            Ok((lane, stream_seq)) => {
-                self.in_hand.remove(&stream_seq);
-                self.busy.remove(&lane);
-                self.start(lane);
-            }
-            // A fault of ours: which message it was is not known, so all of them time out and come again.
+    fn finished(&mut self, done: Result<(task::Id, ()), task::JoinError>) {
+        let id = match done {
+            Ok((id, ())) => id,
+            // A fault of ours. It is not signalled for any more, times out, and comes again.
             Err(error) => {
-                tracing::error!(consumer = C::NAME, %error, "a delivery ended in a panic of the framework; messages in hand will be delivered again");
-                self.in_hand.clear();
-                self.busy.clear();
+                tracing::error!(consumer = C::NAME, %error, "a delivery ended in a panic of the framework; it will be delivered again");
+                error.id()
             }
+        };
+        if let Some((lane, stream_seq)) = self.tasks.remove(&id) {
+            self.in_hand.remove(&stream_seq);
+            self.busy.remove(&lane);
+            self.start(lane);
         }
     }
 
@@ -217,23 +267,16 @@ impl<C: Consumer> Stream<C> {
     }
 }
 
-/// The next delivery; subscribes first where there is no subscription, after a pause if the last one was lost.
-async fn next<C: Consumer>(
-    worker: &Worker<C>,
-    info: &StreamInfo,
-    subscription: &mut Option<Box<dyn Subscription>>,
-    room: Room,
-    lost: u32,
-) -> Result<Delivery, crate::broker::Error> {
-    if subscription.is_none() {
-        if lost > 0 {
-            tokio::time::sleep(RESUBSCRIBE.delay(lost, rand::random())).await;
+impl Source {
+    /// The next delivery. Waiting for it may be given up at any time.
+    async fn next(&mut self, room: Room) -> Result<Delivery, BrokerError> {
+        if let Source::Making(making) = self {
+            *self = Source::Live(making.await?);
         }
-        *subscription = Some(worker.broker.subscribe(worker.subscription(info)).await?);
-    }
-    match subscription {
-        Some(subscription) => subscription.next(room).await,
-        None => std::future::pending().await,
+        match self {
+            Source::Live(subscription) => subscription.next(room).await,
+            Source::Making(_) => std::future::pending().await,
+        }
     }
 }
 
@@ -257,14 +300,15 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
         let (failure, text) = match attempt(worker, &key, &envelope).await {
             Ending::Applied => {
                 telemetry::consumer(telemetry::APPLIED, C::NAME);
-                if delivery.delivered > 1 {
-                    forget_attempts(worker, &key).await;
-                }
                 return settle(delivery, Settlement::Ack).await;
             }
             Ending::Duplicate => {
                 telemetry::consumer(telemetry::DUPLICATES, C::NAME);
                 tracing::debug!(consumer = C::NAME, id = key.event_id, "applied before");
+                // Another copy of it may have failed while this one was applied.
+                if delivery.delivered > 1 {
+                    forget_attempts(worker, &key).await;
+                }
                 return settle(delivery, Settlement::Ack).await;
             }
             Ending::Later(reason) => {
@@ -282,13 +326,7 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
         match after(failure, &mut restarts, rand::random()) {
             Next::Restart(delay) => {
                 telemetry::consumer(telemetry::RESTARTS, C::NAME);
-                tracing::debug!(
-                    consumer = C::NAME,
-                    id = key.event_id,
-                    ?failure,
-                    ?delay,
-                    "running it again; nothing is counted"
-                );
+                tell_restart::<C>(&key, failure, &restarts, delay);
                 if !paused(delay, drain.clone()).await {
                     return settle(delivery, Settlement::Nak(Duration::ZERO)).await;
                 }
@@ -320,6 +358,22 @@ async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Delivery, drain: w
                 return set_aside(worker, &key, delivery, class, &text, drain).await;
             }
         }
+    }
+}
+
+/// An outage is told now and then for as long as it lasts; the others are everyday.
+fn tell_restart<C: Consumer>(key: &Key, failure: Failure, restarts: &Restarts, delay: Duration) {
+    let (consumer, id) = (C::NAME, &key.event_id);
+    if failure == Failure::Outage && restarts.outage.is_power_of_two() {
+        tracing::warn!(
+            consumer,
+            id,
+            times = restarts.outage,
+            ?delay,
+            "the database did not take an event; trying again, nothing is counted"
+        );
+    } else {
+        tracing::debug!(consumer, id, ?failure, ?delay, "running it again; nothing is counted");
     }
 }
 
@@ -405,7 +459,12 @@ async fn forget_attempts<C: Consumer>(worker: &Worker<C>, key: &Key) {
 
 /// Waits; `false` when told to drain meanwhile.
 async fn paused(delay: Duration, mut drain: watch::Receiver<bool>) -> bool {
-    tokio::time::timeout(delay, drain.wait_for(|draining| *draining)).await.is_err()
+    tokio::time::timeout(delay, told_to_drain(&mut drain)).await.is_err()
+}
+
+/// Without an actor that could say so it is said.
+async fn told_to_drain(drain: &mut watch::Receiver<bool>) {
+    let _ = drain.wait_for(|draining| *draining).await;
 }
 
 /// The aggregate, or the message itself where there is none.
@@ -437,3 +496,5 @@ fn nameless<C: Consumer>(worker: &Worker<C>, delivery: &Delivery) -> Key {
 /// For events of a newer release: long enough to cost nothing, short enough for a rolling deploy.
 const LATER: Duration = Duration::from_secs(15);
 const RESUBSCRIBE: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(2) };
+/// What the broker had sent already when a drain began; it answers at once or not at all.
+const ON_ITS_WAY: Duration = Duration::from_secs(2);
