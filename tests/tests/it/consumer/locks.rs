@@ -200,3 +200,26 @@ async fn a_handler_that_blocks_past_its_timeout_has_failed() {
     assert!(bench.heard().await.is_empty());
     running.drain(LIMIT).await.unwrap();
 }
+
+/// However short the limits of other sessions are.
+#[tokio::test]
+async fn a_handler_may_be_idle_for_as_long_as_its_timeout() {
+    let mut bench = Bench::new().await;
+    let runs = Count::default();
+    let counted = runs.clone();
+    let consumer = alpha(move |event, tx| {
+        counted.another();
+        async move {
+            hear(tx, event.n, "alpha").await?;
+            tokio::time::sleep(Duration::from_millis(1_500)).await;
+            Ok(())
+        }
+        .boxed()
+    });
+    let database = Database::url(&bench.url).statement_timeout(Duration::from_millis(300));
+    let running = bench.tidings_on(database).consumer_with(consumer, options()).start().await.unwrap();
+    bench.say(1).await;
+    bench.eventually_heard(&[1]).await;
+    assert_eq!(runs.get(), 1);
+    running.drain(LIMIT).await.unwrap();
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tidings::consumer::Options;
+use tidings::consumer::{HandlerError, Options};
 use tidings::services::proxy::Proxy;
 use tidings_tests::consumer::{alpha, hear, options};
 use tidings_tests::eventually;
@@ -23,7 +23,8 @@ async fn nats_and_then_postgres_stop_for_longer_than_all_attempts_take() {
     let mut bench = Bench::with_own_postgres().await;
     let consumer = alpha(|event, tx| {
         async move {
-            hear(tx, event.n, "alpha").await?;
+            // An error that says nothing of its cause.
+            hear(tx, event.n, "alpha").await.map_err(|error| HandlerError::transient(error.to_string()))?;
             tokio::time::sleep(Duration::from_millis(5)).await;
             Ok(())
         }

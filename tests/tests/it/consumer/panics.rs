@@ -73,6 +73,7 @@ async fn one_that_blocks_its_thread_delays_no_lease_no_sign_of_life_and_no_other
     let running = bench
         .tidings()
         .relay(Relay::default().lease(Duration::from_secs(1)))
+        .engine_threads(1)
         .handler_threads(2)
         .consumer_with(blocking, short)
         .consumer_with(other, short)
