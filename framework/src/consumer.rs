@@ -122,6 +122,22 @@ pub struct Options {
 }
 
 impl Options {
+    /// What the attribute refuses at compile time; names the field.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        match self {
+            Options { attempts: 0, .. } => Err("attempts` is 0: no event would ever be tried"),
+            Options { concurrency: 0, .. } => Err("concurrency` is 0: nothing would ever be applied"),
+            _ if self.timeout.is_zero() => Err("timeout` is 0: no handler could end in time"),
+            _ if self.delay_min.is_zero() || self.delay_max < self.delay_min => {
+                Err("delay_min` is 0 or above `delay_max`")
+            }
+            _ if self.ack_wait < MIN_ACK_WAIT => {
+                Err("ack_wait` is under 300 ms: signs of life would come too late under load")
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn policy(&self) -> Policy {
         Policy { attempts: self.attempts, backoff: Backoff { min: self.delay_min, max: self.delay_max } }
     }
@@ -140,6 +156,8 @@ impl Default for Options {
         }
     }
 }
+
+const MIN_ACK_WAIT: Duration = Duration::from_millis(300);
 
 /// The isolation level of the transaction that applies an event (PostgreSQL manual, section 13.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

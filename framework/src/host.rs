@@ -73,6 +73,7 @@ impl std::fmt::Debug for Tidings {
 
 struct Registration {
     name: &'static str,
+    options: Options,
     source: &'static str,
     make: Box<dyn FnOnce(Parts, i32) -> Arc<dyn Work> + Send>,
 }
@@ -135,7 +136,7 @@ impl Tidings {
                 slots: Arc::new(Semaphore::new(options.concurrency.max(1))),
             })
         };
-        self.consumers.push(Registration { name: C::NAME, source: C::SOURCE, make: Box::new(make) });
+        self.consumers.push(Registration { name: C::NAME, options, source: C::SOURCE, make: Box::new(make) });
         self
     }
 
@@ -186,7 +187,10 @@ impl Tidings {
                 let fatal = fatal.clone();
                 move || ConsumerActor::new(handle, broker, work, fatal)
             };
-            consumers.extend(supervise(&arbiters.work(), what, fatal, make).await);
+            let Some(address) = supervise(&arbiters.work(), what, fatal, make).await else {
+                return Err(Error::Thread(std::io::Error::other("the actix system is stopping")));
+            };
+            consumers.push(address);
             tracing::info!(consumer = registration.name, source = registration.source, "consuming");
         }
         let node = match (self.relay, self.source) {
@@ -235,6 +239,10 @@ impl Tidings {
         for (place, registration) in self.consumers.iter().enumerate() {
             check_token(registration.name)
                 .map_err(|unfit| Error::Config(format!("the consumer name {:?} {unfit}", registration.name)))?;
+            registration
+                .options
+                .check()
+                .map_err(|wrong| Error::Config(format!("consumer {:?}: `Options::{wrong}", registration.name)))?;
             if self.consumers[..place].iter().any(|other| other.name == registration.name) {
                 return Err(Error::Config(format!(
                     "two consumers are named {:?}: they would share one inbox and hide events from each other",

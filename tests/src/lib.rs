@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+pub mod consumer;
+
 /// Asks again and again until the answer is `Some`; panics with `what` after `within`.
 pub async fn eventually<T>(what: &str, within: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();

@@ -140,6 +140,12 @@ pub trait Subscription: Send {
     /// The next message; never more of them than there was room for. Waiting for it may be given up at any time without
     /// losing one. An error ends the subscription, and another one is made.
     fn next(&mut self, room: Room) -> BoxFuture<'_, Result<Delivery, Error>>;
+
+    /// Asks for no more. From then on [`next`](Self::next) yields what was on its way already, and then an error.
+    /// Default: it does nothing, and what is on its way is delivered to others after the time for a sign of life.
+    fn close(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
 }
 
 /// A message in hand, to be settled.

@@ -5,10 +5,11 @@
 //! transaction that the handler ended by itself are both found out before the commit is believed.
 
 use std::panic::AssertUnwindSafe;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use diesel::sql_types::{Integer, Nullable, Text};
-use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use diesel_async::pooled_connection::deadpool::Object;
+use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager};
 use futures_util::FutureExt;
 
 use crate::consumer::{Consumer, HandlerError, Isolation, Kind};
@@ -61,45 +62,35 @@ pub(crate) async fn apply<C: Consumer>(
         Ok(connection) => connection,
         Err(error) => return Ending::Failed(Failure::Outage, error.to_string()),
     };
-    match begin(&mut connection, key, terms.isolation).await {
-        Begun::Open { backend } => {
-            let ran = run(consumer, &mut connection, key, envelope, terms.timeout).await;
-            match ran {
-                Ran::Ready { appended } => match commit(&mut connection).await {
-                    Committed::Yes => {
-                        failpoint!("consumer::committed");
-                        if appended {
-                            wake::all();
-                        }
-                        Ending::Applied
+    match begin(&mut connection, key, terms).await {
+        Begun::Open { backend } => match run(consumer, &mut connection, key, envelope, terms.timeout).await {
+            Ran::Ready { appended } => match commit(&mut connection).await {
+                Committed::Yes => {
+                    failpoint!("consumer::committed");
+                    if appended {
+                        wake::all();
                     }
-                    Committed::No(failure, text) => Ending::Failed(failure, text),
-                    Committed::Unknown(text) => {
-                        drop(connection);
-                        end_backend(pool, backend).await;
-                        Ending::Failed(Failure::Outage, text)
-                    }
-                },
-                Ran::Failed(failure, text) => roll_back(&mut connection, failure, text).await,
-                Ran::Later(text) => {
-                    let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
-                    Ending::Later(text)
+                    Ending::Applied
                 }
-                Ran::TimedOut => {
-                    // What the handler was waiting for ends now; the connection is in a transaction and is not reused.
-                    let _ = connection.cancel_token().cancel_query(tokio_postgres::NoTls).await;
-                    drop(connection);
-                    end_backend(pool, backend).await;
-                    Ending::Failed(
-                        Failure::Transient,
-                        format!(
-                            "the handler did not end within its timeout of {}",
-                            humantime::format_duration(terms.timeout)
-                        ),
-                    )
+                Committed::No(failure, text) => Ending::Failed(failure, text),
+                Committed::Unknown(text) => {
+                    abandon(pool, connection, backend).await;
+                    Ending::Failed(Failure::Outage, text)
                 }
+            },
+            Ran::Failed(failure, text) => roll_back(connection, failure, text).await,
+            Ran::Later(text) => {
+                roll_back(connection, Failure::Transient, String::new()).await;
+                Ending::Later(text)
             }
-        }
+            // A database that does not answer is why it took so long: nothing is known against the event.
+            Ran::TimedOut => {
+                let failure =
+                    if abandon(pool, connection, backend).await { Failure::Transient } else { Failure::Outage };
+                let timeout = humantime::format_duration(terms.timeout);
+                Ending::Failed(failure, format!("the handler did not end within its timeout of {timeout}"))
+            }
+        },
         Begun::Known => {
             let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
             Ending::Duplicate
@@ -126,13 +117,18 @@ enum Begun {
 }
 
 /// Begins and inserts the inbox row. A conflict waits for the competitor; only its committed row is evidence.
-async fn begin(connection: &mut AsyncPgConnection, key: &Key, isolation: Isolation) -> Begun {
-    let begin = match isolation {
-        Isolation::ReadCommitted => "BEGIN ISOLATION LEVEL READ COMMITTED",
-        Isolation::RepeatableRead => "BEGIN ISOLATION LEVEL REPEATABLE READ",
-        Isolation::Serializable => "BEGIN ISOLATION LEVEL SERIALIZABLE",
+///
+/// A handler may be idle for as long as its timeout allows: a server that ends the session before that would look like an
+/// outage, each time again.
+async fn begin(connection: &mut AsyncPgConnection, key: &Key, terms: Terms) -> Begun {
+    let level = match terms.isolation {
+        Isolation::ReadCommitted => "READ COMMITTED",
+        Isolation::RepeatableRead => "REPEATABLE READ",
+        Isolation::Serializable => "SERIALIZABLE",
     };
-    let began = AnsiTransactionManager::begin_transaction_sql(connection, begin).await;
+    let idle = i32::try_from((terms.timeout + MORE_THAN_THE_TIMEOUT).as_millis()).unwrap_or(i32::MAX);
+    let begin = format!("BEGIN ISOLATION LEVEL {level}; SET LOCAL idle_in_transaction_session_timeout = {idle}");
+    let began = AnsiTransactionManager::begin_transaction_sql(connection, &begin).await;
     if let Err(error) = began {
         return Begun::Failed(error);
     }
@@ -170,13 +166,20 @@ async fn run<C: Consumer>(
     failpoint!("consumer::handler");
     // A panic is an outcome (invariant 10). Nothing of the handler's is used afterwards but the connection, which rolls back.
     let handling = AssertUnwindSafe(async { consumer.dispatch(envelope, &mut tx).await }).catch_unwind();
+    let started = Instant::now();
     let handled = tokio::time::timeout(timeout, handling).await;
     let appended = tx.has_appended();
     match handled {
         Err(_) => return Ran::TimedOut,
+        // It blocked its thread, so that nobody could stop it.
+        Ok(_) if started.elapsed() > timeout => return Ran::TimedOut,
         Ok(Err(_)) => return Ran::Failed(Failure::Transient, "the handler panicked".into()),
         Ok(Ok(Err(error))) => return failed(error),
         Ok(Ok(Ok(()))) => {}
+    }
+    // The commit would only release it, the driver would report success, and the effect would be gone.
+    if depth_of(connection) > 1 {
+        return Ran::Failed(Failure::Transient, SAVEPOINT.into());
     }
     match RunQueryDsl::execute(Guard::of(key), connection).await {
         Ok(1) => Ran::Ready { appended },
@@ -209,15 +212,27 @@ fn failure_of(error: &diesel::result::Error) -> Failure {
 }
 
 /// Rolls back; if not even that is answered, the database is gone, and what the handler saw of it says nothing against
-/// the event.
-async fn roll_back(connection: &mut AsyncPgConnection, failure: Failure, text: String) -> Ending {
-    let rolled_back = AnsiTransactionManager::rollback_transaction(connection).await;
-    match (failure, rolled_back) {
-        (Failure::Database | Failure::Serialization | Failure::UniqueInEffect, Err(error)) => {
-            Ending::Failed(Failure::Outage, error.to_string())
-        }
-        (failure, _) => Ending::Failed(failure, text),
+/// the event. A connection whose transaction is not exactly as it was lent does not go back to the pool.
+async fn roll_back(mut connection: Object<AsyncPgConnection>, failure: Failure, text: String) -> Ending {
+    let as_lent = depth_of(&mut connection) == 1;
+    let rolled_back = if as_lent {
+        AnsiTransactionManager::rollback_transaction(&mut *connection).await
+    } else {
+        connection.batch_execute("ROLLBACK").await
+    };
+    if !as_lent || rolled_back.is_err() || failure == Failure::EndedTransaction {
+        drop(Object::take(connection));
     }
+    match (failure, rolled_back) {
+        (Failure::Permanent | Failure::EndedTransaction, _) | (_, Ok(())) => Ending::Failed(failure, text),
+        (_, Err(error)) => Ending::Failed(Failure::Outage, error.to_string()),
+    }
+}
+
+/// How many transactions deep the connection is, savepoints included; 0 too if it is broken.
+fn depth_of(connection: &mut AsyncPgConnection) -> u32 {
+    let depth = AnsiTransactionManager::transaction_manager_status_mut(connection).transaction_depth();
+    depth.ok().flatten().map_or(0, std::num::NonZero::get)
 }
 
 enum Committed {
@@ -264,11 +279,17 @@ async fn committing(connection: &mut AsyncPgConnection) -> diesel::QueryResult<(
     commit.await
 }
 
-/// Ends a server process that may still hold the transaction of a lost connection; then the inbox decides.
-async fn end_backend(pool: &Pool, backend: i32) {
-    if let Ok(mut connection) = pool.get().await {
-        let _ = RunQueryDsl::execute(EndBackend { backend }, &mut connection).await;
-    }
+/// Gives up a connection with whatever it is in the middle of: what it waits for is cancelled, so that its locks go now,
+/// and its server process is ended if it is still there. Whether the database answered all that in time.
+async fn abandon(pool: &Pool, connection: Object<AsyncPgConnection>, backend: i32) -> bool {
+    let cancel = connection.cancel_token();
+    drop(Object::take(connection));
+    let ending = async {
+        let _ = cancel.cancel_query(tokio_postgres::NoTls).await;
+        let mut connection = pool.get().await.ok()?;
+        RunQueryDsl::execute(EndBackend { backend }, &mut connection).await.ok()
+    };
+    matches!(tokio::time::timeout(ABANDON, ending).await, Ok(Some(_)))
 }
 
 /// What a handler appends was caused by the event it handles.
@@ -308,9 +329,14 @@ statement! {
 }
 
 statement! {
-    /// The last statement of the transaction: exactly one row, or it is not ours any more.
+    /// The last statement of the transaction: exactly one row, or it is not ours any more. The attempts that failed
+    /// before are forgotten with it.
     struct Guard { consumer: Text = String, generation: Integer = i32, source: Text = String, event_id: Text = String } -> Nullable<Text>;
-    "UPDATE tidings.inbox SET outcome = 'applied'
+    "WITH forgotten AS (
+        DELETE FROM tidings.attempt
+         WHERE consumer = {consumer} AND generation = {generation} AND source = {source} AND event_id = {event_id}
+     )
+     UPDATE tidings.inbox SET outcome = 'applied'
       WHERE consumer = {consumer} AND generation = {generation} AND source = {source} AND event_id = {event_id}
         AND xid = pg_current_xact_id()"
 }
@@ -326,3 +352,8 @@ statement! {
 }
 
 const ENDED: &str = "the handler ended the transaction it was lent: it must neither commit nor roll back on `tx.conn()`; part of its effect may have been committed";
+const SAVEPOINT: &str = "the handler left a savepoint open, as a nested transaction does that is given up in the middle; nothing was committed";
+/// A session is ended for idling this much later than its handler is given up.
+const MORE_THAN_THE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A database that takes longer than this to end one of its sessions is not answering.
+const ABANDON: Duration = Duration::from_secs(10);

@@ -4,5 +4,6 @@ pub(crate) mod apply;
 mod attempts;
 mod dead;
 pub(crate) mod deliver;
+mod follow;
 pub(crate) mod register;
 mod settle;

@@ -1,6 +1,7 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
 mod append;
+mod consumer;
 mod migrate;
 mod relay;
 mod road;
