@@ -168,7 +168,8 @@ impl Tidings {
         self.check()?;
         let engine = Engine::new("tidings-engine", self.engine_threads).map_err(Error::Thread)?;
         let handlers = Engine::new("tidings-handler", self.handler_threads).map_err(Error::Thread)?;
-        let pool = Pool::new(&self.database, engine.handle());
+        let pool = Pool::for_handlers(&self.database, engine.handle());
+        let relay_pool = Pool::for_relay(&self.database, engine.handle());
         let names: Vec<(&'static str, &'static str)> = self.consumers.iter().map(|c| (c.name, c.source)).collect();
         let source = self.relay.as_ref().and(self.source.clone());
         let preparing = engine.spawn(prepare(self.database.clone(), source, names, self.start_timeout));
@@ -197,7 +198,7 @@ impl Tidings {
             (Some(relay), Some(source)) => {
                 let seed = Seed {
                     engine: engine.handle(),
-                    pool: pool.clone(),
+                    pool: relay_pool.clone(),
                     broker: Arc::clone(&self.broker),
                     source,
                     partitions,
@@ -208,7 +209,7 @@ impl Tidings {
             }
             _ => None,
         };
-        Ok(Running { engine, handlers, pool, broker: self.broker, arbiters, node, consumers, failed })
+        Ok(Running { engine, handlers, pools: [pool, relay_pool], broker: self.broker, arbiters, node, consumers, failed })
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -25,7 +25,7 @@ pub struct Running {
     pub(super) engine: Engine,
     #[expect(dead_code, reason = "kept so that the handlers run until the end")]
     pub(super) handlers: Engine,
-    pub(super) pool: Pool,
+    pub(super) pools: [Pool; 2],
     pub(super) broker: Arc<dyn Broker>,
     pub(super) arbiters: Arbiters,
     pub(super) node: Option<Addr<Node>>,
@@ -88,7 +88,7 @@ impl Running {
             .await
         });
         let in_time = matches!(all.await, Ok(Ok(())));
-        self.pool.close();
+        self.pools.iter().for_each(Pool::close);
         self.arbiters.stop();
         if in_time { Ok(()) } else { Err(Error::DrainTimeout(deadline)) }
     }

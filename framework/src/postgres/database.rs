@@ -67,7 +67,8 @@ impl Database {
         self
     }
 
-    /// How many connections the pool may open, beside the one for leases. Default 16.
+    /// How many connections handlers may use at once, in all consumers of the process; more handlers wait for one. The
+    /// relay has up to four of its own beside them, and one for leases. Default 16.
     pub fn pool_size(mut self, connections: usize) -> Self {
         self.pool_size = connections.max(1);
         self
@@ -173,9 +174,7 @@ pub enum Error {
     #[error("PostgreSQL did not answer within the connect timeout: is it running, and reachable from here?")]
     ConnectTimeout,
     /// All connections of the pool are in use.
-    #[error(
-        "no connection of the pool became free in time: raise `Database::pool_size` or lower the consumers' `concurrency`"
-    )]
+    #[error("no connection of the relay became free in time: does the database answer slowly?")]
     PoolExhausted,
     /// A statement had no answer, not even that it took too long.
     #[error("PostgreSQL did not answer a statement within its timeout: does the server stand still, or the network?")]
@@ -213,7 +212,17 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn new(database: &Database, engine: Handle) -> Pool {
+    /// For handlers. All of its connections may be with handlers that take their time, so waiting for one is no failure.
+    pub(crate) fn for_handlers(database: &Database, engine: Handle) -> Pool {
+        Pool::new(database, engine, database.pool_size, Duration::MAX)
+    }
+
+    /// For the relay, whose steps are short, and which no handler may keep waiting.
+    pub(crate) fn for_relay(database: &Database, engine: Handle) -> Pool {
+        Pool::new(database, engine, RELAY_CONNECTIONS, database.connect_timeout * 2)
+    }
+
+    fn new(database: &Database, engine: Handle, size: usize, wait: Duration) -> Pool {
         let opener = database.clone();
         let mut config = ManagerConfig::default();
         // A connection that died is noticed at its next use, and nothing is counted for it: no round trip a checkout.
@@ -225,10 +234,10 @@ impl Pool {
         });
         let manager = AsyncDieselConnectionManager::new_with_config("opened by the set-up closure", config);
         let inner = Deadpool::builder(manager)
-            .max_size(database.pool_size)
+            .max_size(size)
             .build()
             .expect("a pool without timeouts of its own needs no runtime");
-        Pool { inner, engine, wait: database.connect_timeout * 2, answer: database.statement_timeout + ANSWER_MARGIN }
+        Pool { inner, engine, wait, answer: database.statement_timeout + ANSWER_MARGIN }
     }
 
     /// A connection, from any runtime: it is opened on the engine.
@@ -277,6 +286,7 @@ pub(crate) async fn pid_of(connection: &mut AsyncPgConnection) -> diesel::QueryR
     RunQueryDsl::get_result(BackendPid {}, connection).await
 }
 
+const RELAY_CONNECTIONS: usize = 4;
 /// What the server gets on top of its own timeout to say that a statement took too long.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 const NOT_A_URL: &str = "the database URL is not of the form postgres://user:password@host:port/name";
