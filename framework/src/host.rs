@@ -209,7 +209,16 @@ impl Tidings {
             }
             _ => None,
         };
-        Ok(Running { engine, handlers, pools: [pool, relay_pool], broker: self.broker, arbiters, node, consumers, failed })
+        Ok(Running {
+            engine,
+            handlers,
+            pools: [pool, relay_pool],
+            broker: self.broker,
+            arbiters,
+            node,
+            consumers,
+            failed,
+        })
     }
 
     fn check(&self) -> Result<(), Error> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use serde::{Deserialize, Serialize};
-use tidings::consumer::HandlerError;
-use tidings::{Consumer, Event, Handle, Received, Relay, Tidings, Tx, testing};
+use tidings::{Consumer, Event, Handle, HandlerError, Received, Relay, Tidings, Tx, testing};
+use tidings_tests::eventually;
 
 #[derive(Event, Serialize, Deserialize)]
 #[event(type = "exports.completed", aggregate = "job", key = job)]
@@ -42,7 +42,6 @@ struct Totals {
 
 #[tokio::test]
 async fn an_event_said_is_heard_once() {
-    let _ = tracing_subscriber::fmt().with_env_filter("tidings=info").with_test_writer().try_init();
     let db = testing::database().await.unwrap();
     let mut conn = AsyncPgConnection::establish(db.url()).await.unwrap();
     conn.batch_execute(
@@ -65,19 +64,84 @@ async fn an_event_said_is_heard_once() {
         .await
         .unwrap();
     }
-    let started = std::time::Instant::now();
-    loop {
+    let wanted = Totals { exports: 50, rows: (0..50).sum(), pending: 0, inbox: 50 };
+    eventually("everything is published and applied", Duration::from_secs(20), async || {
         let totals: Totals = diesel::sql_query(
-            "SELECT exports, rows, (SELECT count(*) FROM tidings.pending) AS pending, (SELECT count(*) FROM tidings.inbox WHERE outcome = 'applied') AS inbox FROM totals",
+            "SELECT exports, rows, (SELECT count(*) FROM tidings.pending) AS pending, \
+             (SELECT count(*) FROM tidings.inbox WHERE outcome = 'applied') AS inbox FROM totals",
         )
         .get_result(&mut conn)
         .await
         .unwrap();
-        if totals == (Totals { exports: 50, rows: (0..50).sum(), pending: 0, inbox: 50 }) {
-            break;
-        }
-        assert!(started.elapsed() < Duration::from_secs(20), "{totals:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        (totals == wanted).then_some(())
+    })
+    .await;
+    running.drain(Duration::from_secs(10)).await.unwrap();
+}
+
+#[derive(Event, Serialize, Deserialize)]
+#[event(type = "slow.asked")]
+struct SlowAsked;
+
+/// Holds its connection until it is told to go on.
+#[derive(Consumer)]
+#[consumer(name = "slow", source = "test.busy", events(SlowAsked), concurrency = 4, timeout = "60s")]
+struct Slow(tokio::sync::watch::Receiver<bool>);
+
+impl Handle<SlowAsked> for Slow {
+    async fn handle(&self, _: Received<SlowAsked>, _: &mut Tx<'_>) -> Result<(), HandlerError> {
+        self.0.clone().wait_for(|go| *go).await?;
+        Ok(())
     }
+}
+
+#[tokio::test]
+async fn handlers_that_hold_every_connection_keep_no_event_from_being_published() {
+    let db = testing::database().await.unwrap();
+    let mut conn = AsyncPgConnection::establish(db.url()).await.unwrap();
+    let (go, told) = tokio::sync::watch::channel(false);
+    let running = Tidings::new(db.database().pool_size(2), testing::jetstream())
+        .source("test.busy")
+        .relay(Relay::default())
+        .consumer(Slow(told))
+        .start()
+        .await
+        .unwrap();
+    let append = async |conn: &mut AsyncPgConnection| {
+        tidings::transaction(conn, async |tx| {
+            tx.append(&SlowAsked).await?;
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+        })
+        .await
+        .unwrap();
+    };
+    for _ in 0..4 {
+        append(&mut conn).await;
+    }
+    let count = async |conn: &mut AsyncPgConnection, of: &str| -> i64 {
+        #[derive(diesel::QueryableByName)]
+        struct Count {
+            #[diesel(sql_type = diesel::sql_types::BigInt)]
+            n: i64,
+        }
+        let count: Count = diesel::sql_query(format!("SELECT count(*) AS n FROM {of}")).get_result(conn).await.unwrap();
+        count.n
+    };
+    let busy = "pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'";
+    eventually("both connections are with handlers", Duration::from_secs(20), async || {
+        (count(&mut conn, busy).await == 2).then_some(())
+    })
+    .await;
+    append(&mut conn).await;
+    eventually("the fifth event is confirmed", Duration::from_secs(20), async || {
+        (count(&mut conn, "tidings.confirmation").await == 5).then_some(())
+    })
+    .await;
+    assert_eq!(count(&mut conn, "tidings.inbox").await, 0, "no handler has ended yet");
+    go.send_replace(true);
+    eventually("all five are applied", Duration::from_secs(20), async || {
+        (count(&mut conn, "tidings.inbox WHERE outcome = 'applied'").await == 5).then_some(())
+    })
+    .await;
     running.drain(Duration::from_secs(10)).await.unwrap();
 }
