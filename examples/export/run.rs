@@ -306,7 +306,7 @@ async fn whole_files(conn: &mut AsyncPgConnection, tenant: &str, folder: &Path) 
 }
 
 const EXPORTS: i32 = 50;
-const SETTLES_WITHIN: Duration = Duration::from_secs(40);
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
 /// The commands by their ids, which are made of the job's, and the events by their aggregate.
 const APPENDED: &str = "

@@ -177,7 +177,7 @@ const QUANTITY: i32 = 2;
 /// Of each of two products: enough for fifteen orders of the twenty for it.
 const STOCK: i32 = 30;
 const RESERVED: u64 = 30;
-const SETTLES_WITHIN: Duration = Duration::from_secs(40);
+const SETTLES_WITHIN: Duration = Duration::from_secs(60);
 
 const APPENDED: &str = "
     SELECT e.id, e.type, e.seq, e.partition FROM orders.placed o

@@ -118,4 +118,4 @@ impl RelayProcess {
     }
 }
 
-const DIES_WITHIN: Duration = Duration::from_secs(30);
+const DIES_WITHIN: Duration = Duration::from_secs(60);
