@@ -2,8 +2,9 @@
 //!
 //! `cargo run --bin export` runs fifty exports while the relay is killed twice, and counts; `-- --serve` keeps the API
 //! up. Read `messages.rs`, `api.rs`, `worker.rs` and `listeners.rs` first: they are the service. This file puts it
-//! together; `run.rs` is the demonstration.
+//! together; `run.rs` is the demonstration, `account.rs` its end.
 
+mod account;
 mod api;
 mod listeners;
 mod messages;
