@@ -61,8 +61,16 @@ impl Account {
             road.stored,
             "read back from the broker, by their ids",
         );
+        let ours: HashSet<&str> = appended.intersection(unrecorded).map(String::as_str).collect();
+        let again = ours.iter().filter(|id| sends(journal, id) > 1).count() as u64;
+        self.exactly(
+            ours.len() as u64,
+            "sent again",
+            again,
+            "of what was stored when a relay died that did not know it",
+        );
         self.between(
-            appended.intersection(unrecorded).count() as u64,
+            again,
             road.publishes,
             "duplicates absorbed",
             road.known + road.extra,
@@ -89,6 +97,10 @@ impl fmt::Display for Account {
             .iter()
             .try_for_each(|line| writeln!(f, "  {:width$}  {:>6}   {}", line.what, line.number, line.counted))
     }
+}
+
+fn sends(journal: &[Entry], event: &str) -> usize {
+    journal.iter().filter(|entry| matches!(entry, Entry::Sent { id, .. } if id == event)).count()
 }
 
 #[derive(Debug, PartialEq, Eq)]
