@@ -68,8 +68,8 @@ pub(crate) async fn run(services: &Provided, folder: &Path) -> Result<(), Error>
     let files = whole_files(&mut conn, &tenant, folder).await?;
     let account = account(&mut conn, &streams, &tenant, Witnessed { created, files, unrecorded, entries }).await?;
     println!("\n{account}");
-    settled?;
     account.verdict()?;
+    settled?;
     println!("it adds up, after {:.1} s", started.elapsed().as_secs_f32());
     Ok(())
 }

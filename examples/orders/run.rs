@@ -48,8 +48,8 @@ pub(crate) async fn run(services: &Provided) -> Result<(), Error> {
 
     let account = account(&mut conn, &streams, &customer, &HashSet::from([acknowledged]), &entries).await?;
     println!("\n{account}");
-    settled?;
     account.verdict()?;
+    settled?;
     println!("it adds up, after {:.1} s", started.elapsed().as_secs_f32());
     Ok(())
 }
