@@ -2,6 +2,7 @@
 
 mod append;
 mod consumer;
+mod examples;
 mod migrate;
 mod relay;
 mod road;
