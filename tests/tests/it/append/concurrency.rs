@@ -14,7 +14,7 @@ use super::{Failed, connect, database, events, head, is_serialization_failure, n
 const WRITERS: u64 = 16;
 const AGGREGATES: u64 = 20;
 /// Transactions a writer commits or rolls back on purpose.
-const ROUNDS: u64 = 20;
+const ROUNDS: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_read_committed() {

@@ -214,3 +214,19 @@ async fn a_conflict_that_shows_only_after_waiting_is_one() {
     }
     assert_eq!((head(&mut watcher, "job-42").await, events(&mut watcher).await), (0, 4));
 }
+
+/// Only the id may be there already: a version that is taken, because somebody set a head back, must not pass as a repeat.
+#[tokio::test]
+async fn a_version_that_is_taken_is_an_error_of_its_own() {
+    let (_database, mut conn) = database().await;
+    say_all(&mut conn, vec![of("job-42"), of("job-42")]).await.unwrap();
+    super::run(&mut conn, "UPDATE tidings.aggregate SET head_version = 0").await;
+    for result in
+        [say(&mut conn, of("job-42")).await.map(|_| ()), say_all(&mut conn, vec![of("job-42")]).await.map(|_| ())]
+    {
+        use diesel::result::{DatabaseErrorKind::UniqueViolation, Error::DatabaseError};
+        let unique = matches!(result, Err(Failed::Append(Error::Query(DatabaseError(UniqueViolation, _)))));
+        assert!(unique, "{result:?}");
+    }
+    assert_eq!(events(&mut conn).await, 2);
+}

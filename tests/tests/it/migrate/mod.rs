@@ -220,3 +220,19 @@ async fn the_grants_in_the_readme_are_enough_for_a_service() {
     assert!(error.contains(&format!("permission denied for database {name}")), "{error}");
     assert_eq!(number(&mut other_conn, SCHEMAS).await, 0);
 }
+
+#[tokio::test]
+async fn a_schema_made_beforehand_needs_no_right_on_the_database() {
+    let (database, mut conn) = empty().await;
+    let (name, role) = (database.source(), format!("owner_{}", database.source()));
+    conn.batch_execute(&format!(
+        "REVOKE ALL ON DATABASE {name} FROM PUBLIC; CREATE ROLE {role} LOGIN PASSWORD 'plain';
+         GRANT CONNECT ON DATABASE {name} TO {role}; CREATE SCHEMA tidings AUTHORIZATION {role}"
+    ))
+    .await
+    .unwrap();
+    let (_, place) = database.url().split_once('@').unwrap();
+    let url = format!("postgres://{role}:plain@{place}");
+    assert_eq!(migrate(&Database::url(&url)).await.unwrap().len(), migrations().len());
+    append_one(&mut AsyncPgConnection::establish(&url).await.unwrap()).await;
+}
