@@ -45,7 +45,7 @@ async fn a_cached_sequence_is_refused_at_the_start() {
             .relay(Relay::default())
             .start()
     };
-    let error = start().await.err().expect("it is refused").to_string();
+    let error = start().await.expect_err("it is refused").to_string();
     assert!(error.contains("`tidings.event_seq_seq` has CACHE 50"), "{error}");
     assert!(error.contains("ALTER SEQUENCE tidings.event_seq_seq CACHE 1"), "{error}");
     run(&mut conn, "ALTER SEQUENCE tidings.event_seq_seq CACHE 1").await;
