@@ -293,17 +293,12 @@ impl NewEvent {
             }
             Some(_) | None => {}
         }
-        check_value("content_type", &self.content_type, true)?;
-        let optional = [
-            ("correlation_id", &self.correlation_id),
-            ("causation_id", &self.causation_id),
-            ("traceparent", &self.traceparent),
-            ("tracestate", &self.tracestate),
-        ];
-        for (field, value) in optional {
-            if let Some(value) = value {
-                check_value(field, value, true)?;
-            }
+        check_plain("content_type", &self.content_type, true)?;
+        for (field, value) in [("correlation_id", &self.correlation_id), ("causation_id", &self.causation_id)] {
+            value.as_ref().map_or(Ok(()), |value| check_value(field, value, true))?;
+        }
+        for (field, value) in [("traceparent", &self.traceparent), ("tracestate", &self.tracestate)] {
+            value.as_ref().map_or(Ok(()), |value| check_plain(field, value, true))?;
         }
         if let Some(traceparent) = &self.traceparent
             && !is_traceparent(traceparent)
@@ -421,6 +416,9 @@ pub enum Problem {
     /// A header value with a line break or another control character in it.
     #[error("contains a line break or another control character, which a header cannot carry")]
     ControlInValue,
+    /// A header value with white space around it, which does not survive the wire.
+    #[error("starts or ends with white space, which a header loses on its way: trim it")]
+    SpaceAround,
     /// A header value over the limit.
     #[error("is longer than {MAX_VALUE_BYTES} bytes")]
     ValueTooLong,
@@ -464,6 +462,14 @@ fn named(field: &str, checked: Result<(), Unfit>) -> Result<(), Invalid> {
     checked.map_err(|unfit| Invalid { field: field.into(), problem: unfit.into() })
 }
 
+/// A value that travels as it is; attributes of CloudEvents are percent-encoded.
+fn check_plain(field: &str, value: &str, required: bool) -> Result<(), Invalid> {
+    if value.trim() != value {
+        return Err(Invalid { field: field.into(), problem: Problem::SpaceAround });
+    }
+    check_value(field, value, required)
+}
+
 fn check_value(field: &str, value: &str, required: bool) -> Result<(), Invalid> {
     let problem = if required && value.is_empty() {
         Problem::Unfit(Unfit::Empty)
@@ -487,7 +493,7 @@ pub(crate) fn check_header(name: &str, value: &str) -> Result<(), Invalid> {
     if RESERVED_PREFIXES.iter().any(|p| lower.starts_with(p)) || RESERVED_HEADERS.contains(&lower.as_str()) {
         return Err(Invalid { field: field(), problem: Problem::Reserved });
     }
-    check_value(&field(), value, false)
+    check_plain(&field(), value, false)
 }
 
 /// `version-traceid-parentid-flags`, lower-case hexadecimal (W3C Trace Context, section 3.2.2).

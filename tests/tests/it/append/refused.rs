@@ -62,6 +62,9 @@ fn unfit() -> Vec<(NewEvent, &'static str)> {
         all.push((event().causation_id(value), "causation_id"));
         all.push((event().trace(TRACEPARENT, Some(value.into())), "tracestate"));
     }
+    // The wire trims it.
+    all.push((event().header("tenant", " s3cret"), "header tenant"));
+    all.push((event().header("tenant", "s3cret "), "header tenant"));
     all.push((event().content_type(""), "content_type"));
     all.push((event().correlation_id(""), "correlation_id"));
     all.push((event().causation_id(""), "causation_id"));
