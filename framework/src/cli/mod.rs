@@ -21,7 +21,6 @@ struct Program {
 enum Command {
     // Its help is that of its arguments, which a comment here would replace.
     Migrate(migrate::Arguments),
-    /// Run a private PostgreSQL and nats-server in the foreground until Ctrl-C.
     Services(services::Arguments),
 }
 

@@ -7,7 +7,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::services::{DATABASE_URL, NATS_URL, NatsOptions, PostgresOptions, Services};
 
-/// Starts a private PostgreSQL and nats-server (JetStream on), prints their URLs as lines for a shell or an `.env` file,
+/// Run a private PostgreSQL and nats-server in the foreground until Ctrl-C
+///
+/// Starts both (JetStream on), prints their URLs as lines for a shell or an `.env` file,
 /// and runs them until Ctrl-C or SIGTERM. Then both end and their data is removed.
 ///
 /// Both listen on 127.0.0.1 only. The machine's binaries are taken if PostgreSQL is 14 or newer and nats-server 2.12 or
