@@ -150,16 +150,23 @@ async fn only_the_acknowledgements_are_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_connection_is_enough() {
     let place = Place::shared(1).await;
-    // Poison events are set aside while others are confirmed.
+    // A confirmation takes a while, and poison events are to be set aside meanwhile.
     place
         .execute(
-            "SELECT tidings.append(CASE WHEN g % 4 = 0 THEN 'bad type' ELSE 'relay.tested' END, 'x') \
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
+                 $$ BEGIN PERFORM pg_sleep(0.05); RETURN NULL; END $$; \
+             CREATE TRIGGER slow AFTER INSERT ON tidings.confirmation EXECUTE FUNCTION slow()",
+        )
+        .await;
+    place
+        .execute(
+            "SELECT tidings.append(CASE WHEN g % 40 = 0 THEN 'bad type' ELSE 'relay.tested' END, 'x') \
                FROM generate_series(1, 400) g",
         )
         .await;
     let node = Node::start(&place, &[("POOL", "1"), ("IN_FLIGHT", "8")]).await;
-    place.becomes("SELECT count(*) AS number FROM tidings.confirmation", 300).await;
-    place.becomes("SELECT count(*) AS number FROM tidings.dead_letter", 100).await;
+    place.becomes("SELECT count(*) AS number FROM tidings.confirmation", 390).await;
+    place.becomes("SELECT count(*) AS number FROM tidings.dead_letter", 10).await;
     assert_eq!(node.said("no connection of the pool became free"), 0);
 }
 
