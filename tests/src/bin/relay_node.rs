@@ -42,6 +42,7 @@ async fn run() -> Result<(), tidings::host::Error> {
     let relay = Relay::default()
         .lease(millis("LEASE", 3_000))
         .window(number("WINDOW", 1_000))
+        .in_flight(number("IN_FLIGHT", 256))
         .backoff(millis("BACKOFF_MIN", 50), millis("BACKOFF_MAX", 60_000));
     let running = Tidings::new(database, jetstream).source(text("SOURCE")).relay(relay).start().await?;
     println!("started");

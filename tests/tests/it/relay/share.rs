@@ -71,7 +71,7 @@ async fn two_share_and_the_one_that_is_left_takes_all_within_the_lease() {
     place.becomes(LEAST_MOST, 404).await;
     let taken = killed.elapsed();
     // The lease, the next heartbeat after its end, and what a busy machine adds.
-    assert!(taken < Duration::from_millis(4_000 + 1_334 + 2_000), "taken after {taken:?}");
+    assert!(taken < Duration::from_millis(4_000 + 1_334 + 3_000), "taken after {taken:?}");
     place.append("g", 400, 20).await;
     place.settles().await;
     assert_eq!(place.number(OUT_OF_DATE).await, 0);

@@ -39,10 +39,12 @@ async fn under_another_source_it_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_its_schema_it_is_refused() {
+async fn under_a_schema_that_is_missing_or_too_old_it_is_refused() {
     let place = Place::shared(1).await;
+    place.execute("DELETE FROM tidings.migration").await;
+    refused(&place, "the schema `tidings` is at version 0 and this program needs").await;
     place.execute("DROP SCHEMA tidings CASCADE").await;
-    refused(&place, "failed: ").await;
+    refused(&place, "call `tidings::migrate(&database)` before `start`").await;
 }
 
 async fn refused(place: &Place, what: &str) {

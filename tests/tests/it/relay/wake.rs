@@ -15,7 +15,7 @@ struct Woken {
     thing: u32,
 }
 
-const ROUNDS: u32 = 7;
+const ROUNDS: u32 = 5;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_append_in_the_process_is_seen_at_once_and_one_elsewhere_soon() {
