@@ -169,7 +169,8 @@ impl Tidings {
         let engine = Engine::new("tidings-engine", self.engine_threads).map_err(Error::Thread)?;
         let handlers = Engine::new("tidings-handler", self.handler_threads).map_err(Error::Thread)?;
         let pool = Pool::for_handlers(&self.database, engine.handle());
-        let relay_pool = Pool::for_relay(&self.database, engine.handle());
+        let connections = self.relay.as_ref().map_or(1, |relay| relay.connections);
+        let relay_pool = Pool::for_relay(&self.database, engine.handle(), connections);
         let names: Vec<(&'static str, &'static str)> = self.consumers.iter().map(|c| (c.name, c.source)).collect();
         let source = self.relay.as_ref().and(self.source.clone());
         let preparing = engine.spawn(prepare(self.database.clone(), source, names, self.start_timeout));

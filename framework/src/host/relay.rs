@@ -21,6 +21,7 @@ pub struct Relay {
     window_bytes: usize,
     in_flight: usize,
     backoff: Backoff,
+    pub(super) connections: usize,
     pub(super) name: String,
 }
 
@@ -32,6 +33,7 @@ impl Default for Relay {
             window_bytes: 16 * 1024 * 1024,
             in_flight: 256,
             backoff: Backoff { min: Duration::from_millis(200), max: Duration::from_secs(60) },
+            connections: 4,
             name: format!("process {}", std::process::id()),
         }
     }
@@ -68,6 +70,13 @@ impl Relay {
         self
     }
 
+    /// PostgreSQL connections for claiming and confirming, shared by the partitions of the process; one is enough, and a
+    /// further one is for leases. Default 4.
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections;
+        self
+    }
+
     /// What operators see in `tidings.node`. Default `process` and its number.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
@@ -91,6 +100,7 @@ impl Relay {
             }
             _ if self.window == 0 => wrong("window is 0: nothing would be published"),
             _ if self.window_bytes == 0 => wrong("window_bytes is 0: nothing would be published"),
+            _ if self.connections == 0 => wrong("connections is 0: nothing could be claimed"),
             _ if self.in_flight == 0 => wrong("in_flight is 0: nothing would be published"),
             _ if self.backoff.min.is_zero() || self.backoff.max < self.backoff.min => {
                 wrong("backoff has a first wait of 0 or above its ceiling")

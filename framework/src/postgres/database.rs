@@ -68,7 +68,7 @@ impl Database {
     }
 
     /// How many connections handlers may use at once, in all consumers of the process; more handlers wait for one. The
-    /// relay has up to four of its own beside them, and one for leases. Default 16.
+    /// relay has its own beside them, see [`Relay::connections`](crate::Relay::connections). Default 16.
     pub fn pool_size(mut self, connections: usize) -> Self {
         self.pool_size = connections.max(1);
         self
@@ -174,7 +174,9 @@ pub enum Error {
     #[error("PostgreSQL did not answer within the connect timeout: is it running, and reachable from here?")]
     ConnectTimeout,
     /// All connections of the pool are in use.
-    #[error("no connection of the relay became free in time: does the database answer slowly?")]
+    #[error(
+        "no connection of the relay became free in time: does the database answer slowly, or is `Relay::connections` too low?"
+    )]
     PoolExhausted,
     /// A statement had no answer, not even that it took too long.
     #[error("PostgreSQL did not answer a statement within its timeout: does the server stand still, or the network?")]
@@ -218,8 +220,8 @@ impl Pool {
     }
 
     /// For the relay, whose steps are short, and which no handler may keep waiting.
-    pub(crate) fn for_relay(database: &Database, engine: Handle) -> Pool {
-        Pool::new(database, engine, RELAY_CONNECTIONS, database.connect_timeout * 2)
+    pub(crate) fn for_relay(database: &Database, engine: Handle, connections: usize) -> Pool {
+        Pool::new(database, engine, connections, database.connect_timeout * 2)
     }
 
     fn new(database: &Database, engine: Handle, size: usize, wait: Duration) -> Pool {
@@ -286,7 +288,6 @@ pub(crate) async fn pid_of(connection: &mut AsyncPgConnection) -> diesel::QueryR
     RunQueryDsl::get_result(BackendPid {}, connection).await
 }
 
-const RELAY_CONNECTIONS: usize = 4;
 /// What the server gets on top of its own timeout to say that a statement took too long.
 const ANSWER_MARGIN: Duration = Duration::from_secs(5);
 const NOT_A_URL: &str = "the database URL is not of the form postgres://user:password@host:port/name";

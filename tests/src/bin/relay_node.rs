@@ -34,7 +34,6 @@ async fn run() -> Result<(), tidings::host::Error> {
     let mut terminate = signal(SignalKind::terminate()).expect("a signal can be taken");
     let database = Database::url(text("DATABASE"))
         .statement_timeout(millis("STATEMENT", 5_000))
-        .pool_size(number("POOL", 16))
         .connect_timeout(Duration::from_secs(2));
     let jetstream = JetStream::url(text("NATS"))
         .ack_timeout(millis("ACK", 2_000))
@@ -43,6 +42,7 @@ async fn run() -> Result<(), tidings::host::Error> {
         .lease(millis("LEASE", 3_000))
         .window(number("WINDOW", 1_000))
         .in_flight(number("IN_FLIGHT", 256))
+        .connections(number("CONNECTIONS", 4))
         .backoff(millis("BACKOFF_MIN", 50), millis("BACKOFF_MAX", 60_000));
     let running = Tidings::new(database, jetstream).source(text("SOURCE")).relay(relay).start().await?;
     println!("started");

@@ -164,7 +164,7 @@ async fn one_connection_is_enough() {
                FROM generate_series(1, 400) g",
         )
         .await;
-    let node = Node::start(&place, &[("POOL", "1"), ("IN_FLIGHT", "8")]).await;
+    let node = Node::start(&place, &[("CONNECTIONS", "1"), ("IN_FLIGHT", "8")]).await;
     place.becomes("SELECT count(*) AS number FROM tidings.confirmation", 390).await;
     place.becomes("SELECT count(*) AS number FROM tidings.dead_letter", 10).await;
     assert_eq!(node.said("no connection of the pool became free"), 0);
