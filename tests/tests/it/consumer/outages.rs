@@ -4,18 +4,16 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tidings::consumer::{HandlerError, Options};
-use tidings::services::proxy::Proxy;
 use tidings_tests::consumer::{alpha, hear, options};
 use tidings_tests::eventually;
 
 use super::{Bench, Count, LIMIT, STREAM};
 
-/// Longer than all attempts and their back-offs take.
+/// Longer than all attempts and their back-offs take: with a single attempt, whatever is counted is dead.
 const OUTAGE: Duration = Duration::from_secs(2);
 
-/// Three attempts, done in less than half a second; a single outage that counted would use them up.
-fn impatient() -> Options {
-    Options { attempts: 3, concurrency: 4, ack_wait: Duration::from_secs(3), ..options() }
+fn few_at_a_time() -> Options {
+    Options { concurrency: 4, ack_wait: Duration::from_secs(3), ..options() }
 }
 
 #[tokio::test]
@@ -30,7 +28,7 @@ async fn nats_and_then_postgres_stop_for_longer_than_all_attempts_take() {
         }
         .boxed()
     });
-    let running = bench.tidings().consumer_with(consumer, impatient()).start().await.unwrap();
+    let running = bench.tidings().consumer_with(consumer, few_at_a_time()).start().await.unwrap();
     for n in 0..300 {
         bench.say(n).await;
     }
@@ -102,7 +100,7 @@ async fn nats_is_stopped_and_killed_again_and_again() {
         }
         .boxed()
     });
-    let running = bench.tidings().consumer_with(consumer, impatient()).start().await.unwrap();
+    let running = bench.tidings().consumer_with(consumer, few_at_a_time()).start().await.unwrap();
     for round in 1..=5 {
         // Wherever it happens to be by then.
         some_heard(&mut bench, round * 50 + usize::from(rand_byte()) % 30).await;
@@ -118,29 +116,20 @@ async fn nats_is_stopped_and_killed_again_and_again() {
     running.drain(LIMIT).await.unwrap();
 }
 
-/// With signs of life more often than the pause before another subscription is made.
+/// With signs of life more often than the pause before the next try, which grows while there is nothing to subscribe to.
 #[tokio::test]
 async fn a_subscription_is_remade_beside_frequent_signs_of_life() {
     let mut bench = Bench::new().await;
-    let port = bench.nats.port();
-    let proxy = Proxy::start(port).unwrap();
-    let through = tidings::JetStream::url(bench.nats.url_through(&proxy));
     let consumer = alpha(|event, tx| async move { hear(tx, event.n, "alpha").await }.boxed());
     let lively = Options { ack_wait: Duration::from_millis(300), ..options() };
-    let database = tidings::Database::url(&bench.url);
-    let running = tidings::Tidings::new(database, through).consumer_with(consumer, lively).start().await.unwrap();
+    let running = bench.tidings().consumer_with(consumer, lively).start().await.unwrap();
     bench.say(1).await;
     bench.eventually_heard(&[1]).await;
-    for n in 2..6 {
-        // Each time it is lost once more, and a little more so, since nothing comes in between.
-        bench.jetstream.get_stream(STREAM).await.unwrap().delete_consumer("alpha").await.unwrap();
-        proxy.refuse(true);
-        proxy.cut();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        proxy.refuse(false);
-        bench.say(n).await;
-        bench.eventually_heard(&(1..=n).collect::<Vec<_>>()).await;
-    }
+    bench.jetstream.delete_stream(STREAM).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    bench.make_stream().await;
+    bench.say(2).await;
+    bench.eventually_heard(&[1, 2]).await;
     running.drain(LIMIT).await.unwrap();
 }
 
