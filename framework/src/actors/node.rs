@@ -207,43 +207,46 @@ struct Report {
 /// One heartbeat: renew, count the others, take what is free of our share. An answer that comes too late is no answer.
 async fn beat(mut membership: Membership, leaving: usize) -> (Membership, Result<Report, DatabaseError>) {
     failpoint!("relay::beat");
-    let within = membership.terms.ttl / 3;
-    let connection = membership.connection.take();
-    let result = tokio::time::timeout(within, beat_on(&membership, connection, leaving)).await;
-    match result {
-        Ok(Ok((connection, report))) => {
+    let connection = match membership.connection.take() {
+        Some(connection) => Ok(connection),
+        None => membership.database.open().await,
+    };
+    let mut connection = match connection {
+        Ok(connection) => connection,
+        Err(error) => return (membership, Err(error)),
+    };
+    // Opening one has a limit of its own: a busy server that takes its time for it would never be through otherwise.
+    let within = membership.terms.ttl / 2;
+    match tokio::time::timeout(within, beat_on(&membership, &mut connection, leaving)).await {
+        Ok(Ok(report)) => {
             membership.connection = Some(connection);
             (membership, Ok(report))
         }
         Ok(Err(error)) => (membership, Err(error)),
-        Err(_) => (membership, Err(DatabaseError::ConnectTimeout)),
+        Err(_) => (membership, Err(DatabaseError::NoAnswer)),
     }
 }
 
 async fn beat_on(
     membership: &Membership,
-    connection: Option<AsyncPgConnection>,
+    connection: &mut AsyncPgConnection,
     leaving: usize,
-) -> Result<(AsyncPgConnection, Report), DatabaseError> {
+) -> Result<Report, DatabaseError> {
     let sent = Instant::now();
-    let mut connection = match connection {
-        Some(connection) => connection,
-        None => membership.database.open().await?,
-    };
     let able = membership.able.load(Ordering::Relaxed);
     let Beat { mut owned, able_nodes, partitions, mut trusted_until } =
-        lease::beat(&mut connection, membership.id, &membership.name, able, &membership.terms).await?;
+        lease::beat(connection, membership.id, &membership.name, able, &membership.terms).await?;
     let mut give_up = 0;
     match balance(owned.len(), partitions, able, able_nodes) {
         Balance::Take(count) => {
-            let (taken, until) = lease::take(&mut connection, membership.id, count, &membership.terms).await?;
+            let (taken, until) = lease::take(connection, membership.id, count, &membership.terms).await?;
             owned.extend(taken);
             trusted_until = trusted_until.min(until);
         }
         Balance::GiveUp(count) => give_up = count.saturating_sub(leaving),
         Balance::Keep => {}
     }
-    Ok((connection, Report { sent, able, owned, trusted_until, give_up }))
+    Ok(Report { sent, able, owned, trusted_until, give_up })
 }
 
 impl Actor for Node {
