@@ -101,7 +101,10 @@ impl Accepts {
     }
 }
 
-/// The settings of a consumer. Each is an option of `#[consumer(…)]`.
+/// The settings of a consumer: those of `#[consumer(…)]`, and what
+/// [`consumer_with`](crate::Tidings::consumer_with) may change at start.
+///
+/// Beside what is applied, a process holds up to four times `concurrency` messages and 16 MiB of each stream in hand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
     /// Failures of the event itself before it is set aside, across all processes. Default 8.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use chrono::{DateTime, SecondsFormat, Utc};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
-use crate::event::{Aggregate, Kind, MAX_VALUE_BYTES, Version, check_header, is_traceparent};
+use crate::event::{Aggregate, Kind, Version, check_header, check_plain, check_value, is_traceparent};
 use crate::protocol::outcome::Refusal;
 use crate::protocol::token::{self, Unfit};
 
@@ -194,12 +194,12 @@ impl Envelope {
             version: number("aggregateversion")?.map(Version),
             previous: number("previousversion")?.map(Version),
             content_type: lower.get("content-type").map(|value| value.to_string()),
-            correlation_id: attribute("correlationid")?.filter(|id| id.len() <= MAX_VALUE_BYTES),
+            correlation_id: attribute("correlationid")?.filter(|id| check_value("correlationid", id, true).is_ok()),
             causation_id: attribute("causationid")?,
             tracestate: traceparent
                 .as_ref()
                 .and_then(|_| lower.get("tracestate"))
-                .filter(|value| value.len() <= MAX_VALUE_BYTES)
+                .filter(|value| check_plain("tracestate", value, true).is_ok())
                 .map(|value| value.to_string()),
             traceparent,
             occurred_at: time("time")?,

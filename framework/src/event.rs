@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use chrono::{DateTime, Utc};
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use check::{Invalid, Limits, MAX_VALUE_BYTES, Problem};
-pub(crate) use check::{check_header, is_traceparent};
+pub use check::{Invalid, Limits, MAX_HEADER_BYTES, MAX_VALUE_BYTES, Problem};
+pub(crate) use check::{check_header, check_plain, check_value, is_traceparent};
 
 /// A type whose values can be appended to the outbox and handled by consumers.
 ///

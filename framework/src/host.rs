@@ -6,14 +6,13 @@ mod running;
 mod system;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use actix::Addr;
 use tokio::sync::Semaphore;
 
 use crate::actors::consumer::Consumer as ConsumerActor;
-use crate::actors::node::{Membership, Node, watch_broker};
+use crate::actors::node::{Membership, Node, Reach, watch_broker};
 use crate::actors::partition::Seed;
 use crate::actors::supervisor::{Fatal, supervise};
 use crate::broker::Broker;
@@ -190,7 +189,7 @@ impl Tidings {
                 move || ConsumerActor::new(handle, broker, work, fatal)
             };
             let Some(address) = supervise(&arbiters.work(), what, fatal, make).await else {
-                return Err(Error::Thread(std::io::Error::other("the actix system is stopping")));
+                return Err(stopping());
             };
             consumers.push(address);
             tracing::info!(consumer = registration.name, source = registration.source, "consuming");
@@ -206,7 +205,7 @@ impl Tidings {
                     limits: relay.limits(),
                     fatal: fatal.clone(),
                 };
-                start_node(&arbiters, seed, self.database, relay).await
+                Some(start_node(&arbiters, seed, self.database, relay).await.ok_or_else(stopping)?)
             }
             _ => None,
         };
@@ -265,17 +264,21 @@ impl Tidings {
     }
 }
 
+fn stopping() -> Error {
+    Error::Thread(std::io::Error::other("the actix system is stopping"))
+}
+
 async fn start_node(arbiters: &Arbiters, seed: Seed, database: Database, relay: Relay) -> Option<Addr<Node>> {
-    let able = Arc::new(AtomicBool::new(false));
+    let reach = Arc::new(Reach::default());
     let terms = Terms::of(relay.lease);
-    seed.engine.spawn(watch_broker(seed.clone(), Arc::clone(&able), terms.renew_every));
+    seed.engine.spawn(watch_broker(seed.clone(), Arc::clone(&reach), terms.renew_every));
     let name = relay.name.clone();
     let rebuild = move || Membership {
         database: database.clone(),
         id: uuid::Uuid::new_v4(),
         name: name.clone(),
         terms,
-        able: Arc::clone(&able),
+        reach: Arc::clone(&reach),
         connection: None,
     };
     let (work, fatal) = (vec![arbiters.work()], seed.fatal.clone());

@@ -2,12 +2,13 @@
 //! and over a connection of its own.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::AssertUnwindSafe;
+use std::sync::{self, Arc};
 use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use diesel_async::AsyncPgConnection;
+use futures_util::FutureExt;
 use tokio::sync::Mutex;
 
 use super::Drain;
@@ -19,14 +20,28 @@ use crate::postgres::{Database, Error as DatabaseError};
 use crate::protocol::lease::{Balance, Epoch, Partition as Number, Terms, balance};
 use crate::telemetry;
 
+/// When the broker was last reached.
+#[derive(Debug, Default)]
+pub(crate) struct Reach(sync::Mutex<Option<Instant>>);
+
+impl Reach {
+    fn now(&self) {
+        *self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Instant::now());
+    }
+
+    /// One look that had no answer makes nobody unable.
+    fn within(&self, time: Duration) -> bool {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_some_and(|last| last.elapsed() < time)
+    }
+}
+
 /// A node's place among the others: a fresh random id at every start.
 pub(crate) struct Membership {
     pub(crate) database: Database,
     pub(crate) id: uuid::Uuid,
     pub(crate) name: String,
     pub(crate) terms: Terms,
-    /// The broker was reached within the lease.
-    pub(crate) able: Arc<AtomicBool>,
+    pub(crate) reach: Arc<Reach>,
     pub(crate) connection: Option<AsyncPgConnection>,
 }
 
@@ -164,8 +179,11 @@ impl Node {
         let starting =
             async move { supervise(&arbiter, what, fatal, move || Partition::new(seed, tenancy, trust)).await };
         context.spawn(starting.into_actor(self).map(move |actor, node, _| {
-            if let (Some(owned), Some(actor)) = (node.owned.get_mut(&number), actor) {
-                owned.actor = Some(actor);
+            let Some(actor) = actor else { return };
+            match node.owned.get_mut(&number) {
+                Some(owned) if owned.epoch == epoch => owned.actor = Some(actor),
+                // It was lost, or the node drained, while it started.
+                Some(_) | None => actor.do_send(Drain),
             }
         }));
     }
@@ -233,7 +251,7 @@ async fn beat_on(
     leaving: usize,
 ) -> Result<Report, DatabaseError> {
     let sent = Instant::now();
-    let able = membership.able.load(Ordering::Relaxed);
+    let able = membership.reach.within(membership.terms.ttl);
     let Beat { mut owned, able_nodes, partitions, mut trusted_until } =
         lease::beat(connection, membership.id, &membership.name, able, &membership.terms).await?;
     let mut give_up = 0;
@@ -302,10 +320,14 @@ impl Handler<Drain> for Node {
 }
 
 /// Asks now and then whether the broker is there; a node that does not reach it takes no share.
-pub(crate) async fn watch_broker(seed: Seed, able: Arc<AtomicBool>, every: Duration) {
+pub(crate) async fn watch_broker(seed: Seed, reach: Arc<Reach>, every: Duration) {
     loop {
-        let reachable = seed.broker.reachable().await;
-        able.store(reachable, Ordering::Relaxed);
+        // The broker may be a user's own.
+        let asking = AssertUnwindSafe(async { seed.broker.reachable().await }).catch_unwind();
+        let reachable = asking.await.unwrap_or(false);
+        if reachable {
+            reach.now();
+        }
         tokio::time::sleep(if reachable { every } else { every.min(SOON) }).await;
     }
 }

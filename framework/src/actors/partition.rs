@@ -120,13 +120,18 @@ impl Partition {
         if !self.drained.is_empty() {
             return self.end(context);
         }
-        if self.woken && self.failures == 0 {
+        if self.woken && self.heeds_hints() {
             return self.step(context);
         }
         self.timer = Some(context.run_later(wait, |actor, context| {
             actor.timer = None;
             actor.step(context);
         }));
+    }
+
+    /// While something fails, or the broker takes nothing, a hint must not cut the wait short.
+    fn heeds_hints(&self) -> bool {
+        self.failures == 0 && !self.tenure.as_ref().is_some_and(Tenure::is_barren)
     }
 
     /// A trouble that lasts is said now and then, not at every try.
@@ -214,7 +219,7 @@ fn stream_of(wakes: watch::Receiver<u64>) -> impl futures_util::Stream<Item = Wa
 
 impl StreamHandler<Wake> for Partition {
     fn handle(&mut self, _: Wake, context: &mut Context<Self>) {
-        if self.failures == 0 {
+        if self.running || self.heeds_hints() {
             self.step(context);
         }
     }

@@ -50,6 +50,11 @@ impl NewEvent {
         for (name, value) in &self.headers {
             check_header(name, value)?;
         }
+        let around = self.size() - self.data.len();
+        if around > MAX_HEADER_BYTES {
+            let problem = Problem::TooLarge { size: around, limit: MAX_HEADER_BYTES };
+            return Err(Invalid { field: "headers".into(), problem });
+        }
         let size = self.size();
         if size > limits.max_event_bytes {
             let problem = Problem::TooLarge { size, limit: limits.max_event_bytes };
@@ -170,14 +175,14 @@ fn named(field: &str, checked: Result<(), Unfit>) -> Result<(), Invalid> {
 }
 
 /// A value that travels as it is; attributes of CloudEvents are percent-encoded.
-fn check_plain(field: &str, value: &str, required: bool) -> Result<(), Invalid> {
+pub(crate) fn check_plain(field: &str, value: &str, required: bool) -> Result<(), Invalid> {
     if value.trim() != value {
         return Err(Invalid { field: field.into(), problem: Problem::SpaceAround });
     }
     check_value(field, value, required)
 }
 
-fn check_value(field: &str, value: &str, required: bool) -> Result<(), Invalid> {
+pub(crate) fn check_value(field: &str, value: &str, required: bool) -> Result<(), Invalid> {
     let problem = if required && value.is_empty() {
         Problem::Unfit(Unfit::Empty)
     } else if value.chars().any(char::is_control) {
@@ -219,6 +224,9 @@ static MAX_EVENT_BYTES: AtomicUsize = AtomicUsize::new(DEFAULT_MAX_EVENT_BYTES);
 
 /// What the attribute names, times and numbers of one message take, generously.
 const ATTRIBUTE_BYTES: usize = 1_024;
+
+/// All headers of a message, attributes included, in bytes: a server takes 64 KiB.
+pub const MAX_HEADER_BYTES: usize = 64 * 1024 - 1;
 
 /// The longest header value, in bytes.
 pub const MAX_VALUE_BYTES: usize = 4_096;

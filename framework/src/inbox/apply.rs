@@ -72,7 +72,10 @@ pub(crate) async fn apply<C: Consumer>(
                     }
                     Ending::Applied
                 }
-                Committed::No(failure, text) => Ending::Failed(failure, text),
+                Committed::No(failure, text) => {
+                    let_go_of_standby(connection, failure);
+                    Ending::Failed(failure, text)
+                }
                 Committed::Unknown(text) => {
                     abandon(pool, connection, backend).await;
                     Ending::Failed(Failure::Outage, text)
@@ -104,8 +107,16 @@ pub(crate) async fn apply<C: Consumer>(
             let failure =
                 if classify(&error) == Fault::Serialization { Failure::Serialization } else { Failure::Outage };
             let _ = AnsiTransactionManager::rollback_transaction(&mut *connection).await;
+            let_go_of_standby(connection, failure);
             Ending::Failed(failure, error.to_string())
         }
+    }
+}
+
+/// A server that became a standby stays reachable, and refuses for ever; another connection may find the new primary.
+fn let_go_of_standby(connection: Object<AsyncPgConnection>, failure: Failure) {
+    if failure == Failure::Outage {
+        drop(Object::take(connection));
     }
 }
 
@@ -206,7 +217,10 @@ fn failure_of(error: &diesel::result::Error) -> Failure {
     match classify(error) {
         Fault::Serialization => Failure::Serialization,
         Fault::Unique { .. } => Failure::UniqueInEffect,
-        Fault::ConnectionLost | Fault::ReadOnly => Failure::Outage,
+        Fault::ReadOnly => Failure::Outage,
+        // If it is our connection, the rollback has no answer either, and says so. If that is answered, it was another one
+        // of the handler's, or something that the driver could not send.
+        Fault::ConnectionLost => Failure::Transient,
         Fault::Constraint | Fault::Other => Failure::Database,
     }
 }
@@ -220,10 +234,13 @@ async fn roll_back(mut connection: Object<AsyncPgConnection>, failure: Failure, 
     } else {
         connection.batch_execute("ROLLBACK").await
     };
-    if !as_lent || rolled_back.is_err() || failure == Failure::EndedTransaction {
+    if !as_lent || rolled_back.is_err() || matches!(failure, Failure::EndedTransaction | Failure::Outage) {
         drop(Object::take(connection));
     }
     match (failure, rolled_back) {
+        (Failure::Outage, _) => {
+            Ending::Failed(failure, "the session is read-only: has its server become a standby?".into())
+        }
         (Failure::Permanent | Failure::EndedTransaction, _) | (_, Ok(())) => Ending::Failed(failure, text),
         (_, Err(error)) => Ending::Failed(Failure::Outage, error.to_string()),
     }
@@ -286,7 +303,8 @@ async fn abandon(pool: &Pool, connection: Object<AsyncPgConnection>, backend: i3
     drop(Object::take(connection));
     let ending = async {
         let _ = cancel.cancel_query(tokio_postgres::NoTls).await;
-        let mut connection = pool.get().await.ok()?;
+        // Not out of the pool: handlers that hang may hold all of it.
+        let mut connection = pool.aside().await.ok()?;
         RunQueryDsl::execute(EndBackend { backend }, &mut connection).await.ok()
     };
     matches!(tokio::time::timeout(ABANDON, ending).await, Ok(Some(_)))

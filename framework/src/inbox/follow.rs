@@ -49,6 +49,9 @@ pub(super) async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Deliver
             }
             Ending::Later(reason) => {
                 telemetry::consumer(telemetry::DEFERRED, C::NAME);
+                if delivery.delivered > MAX_LATER {
+                    return set_aside(worker, &key, delivery, "another release", &reason, drain).await;
+                }
                 tracing::warn!(
                     consumer = C::NAME,
                     id = key.event_id,
@@ -62,7 +65,7 @@ pub(super) async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Deliver
         match after(failure, &mut restarts, rand::random()) {
             Next::Restart(delay) => {
                 telemetry::consumer(telemetry::RESTARTS, C::NAME);
-                tell_restart::<C>(&key, failure, &restarts, delay);
+                tell_restart::<C>(&key, failure, &text, &restarts, delay);
                 if !paused(delay, drain.clone()).await {
                     return settle(delivery, Settlement::Nak(Duration::ZERO)).await;
                 }
@@ -98,13 +101,15 @@ pub(super) async fn one<C: Consumer>(worker: &Arc<Worker<C>>, delivery: &Deliver
 }
 
 /// An outage is told now and then for as long as it lasts; the others are everyday.
-fn tell_restart<C: Consumer>(key: &Key, failure: Failure, restarts: &Restarts, delay: Duration) {
+/// Its text is that of our own statements; those of a handler may hold anything.
+fn tell_restart<C: Consumer>(key: &Key, failure: Failure, text: &str, restarts: &Restarts, delay: Duration) {
     let (consumer, id) = (C::NAME, &key.event_id);
     if failure == Failure::Outage && restarts.outage.is_power_of_two() {
         tracing::warn!(
             consumer,
             id,
             times = restarts.outage,
+            error = text,
             ?delay,
             "the database did not take an event; trying again, nothing is counted"
         );
@@ -159,14 +164,13 @@ enum Note<'a> {
 impl Note<'_> {
     /// Returns the number of attempts on record, 0 for a dead letter.
     async fn write(&self, pool: &Pool) -> Result<u32, DatabaseError> {
-        let mut connection = pool.get().await?;
-        match self {
-            Note::Attempt { key, error } => Ok(attempts::record(&mut connection, key, error).await?),
+        pool.run(async |connection| match self {
+            Note::Attempt { key, error } => attempts::record(connection, key, error).await,
             Note::Dead { key, delivery, class, reason } => {
-                dead::dead(&mut connection, key, delivery, class, reason).await?;
-                Ok(0)
+                dead::dead(connection, key, delivery, class, reason).await.map(|()| 0)
             }
-        }
+        })
+        .await
     }
 }
 
@@ -213,5 +217,7 @@ fn nameless<C: Consumer>(worker: &Worker<C>, delivery: &Delivery) -> Key {
     }
 }
 
+/// Deliveries after which an event that no release here takes is set aside: about an hour.
+const MAX_LATER: u64 = 240;
 /// For events of a newer release: long enough to cost nothing, short enough for a rolling deploy.
 const LATER: Duration = Duration::from_secs(15);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use diesel::sql_types::{Array, BigInt, Binary, Integer, Nullable, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Timestamptz};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use crate::envelope::Envelope;
@@ -30,6 +30,8 @@ pub(super) struct Claimed {
 pub(super) struct Window {
     pub(super) rows: i64,
     pub(super) bytes: i64,
+    /// A row above this is not read: it could never be sent, and its size is for nobody's memory.
+    pub(super) row_bytes: i64,
     /// A retry further away than this was written before the clock was set back: it is due.
     pub(super) retry_ceiling_ms: i64,
 }
@@ -48,6 +50,7 @@ pub(super) async fn claim(
         held,
         rows: window.rows,
         bytes: window.bytes,
+        row_bytes: window.row_bytes,
         ceiling_ms: window.retry_ceiling_ms,
     };
     let rows: Vec<Row> = RunQueryDsl::load(statement, connection).await?;
@@ -58,7 +61,7 @@ type Row = (
     (i64, i64, i64, i32),
     (String, String, i32, String, Option<String>),
     (Option<String>, Option<String>, Option<i64>, Option<i64>),
-    (String, Vec<u8>, Option<String>),
+    (String, Vec<u8>, Option<String>, bool),
     (Option<String>, Option<String>, Option<String>, Option<String>),
     (Option<DateTime<Utc>>, DateTime<Utc>),
 );
@@ -68,12 +71,13 @@ fn claimed(source: &str, row: Row) -> Claimed {
         (seq, lane, id_hash, attempts),
         (id, r#type, schema_version, kind, recipient),
         (aggregate_type, aggregate_id, version, previous),
-        (content_type, data, headers),
+        (content_type, data, headers, too_large),
         (correlation_id, causation_id, traceparent, tracestate),
         (occurred_at, created_at),
     ) = row;
     let aggregate = aggregate_type.zip(aggregate_id).map(|(r#type, id)| Aggregate { r#type, id });
     let (headers, unreadable) = match strings(headers) {
+        _ if too_large => (BTreeMap::new(), Some(Refusal::TooLarge)),
         Some(headers) => (headers, None),
         None => (BTreeMap::new(), Some(Refusal::Header)),
     };
@@ -113,6 +117,9 @@ fn strings(headers: Option<String>) -> Option<BTreeMap<String, String>> {
 }
 
 statement! {
+    /// A row waits only as the head of its lane, so a lane in which one waits is left out whole. `NOT IN` is hashed whatever
+    /// the planner thinks of their number; an anti-join that it took for a small one went through them row by row.
+    ///
     /// The narrow rows first, with both bounds; only what fits is joined with its payload. At least one row comes, however
     /// large it is. A time that CloudEvents has no word for (`infinity`) is left out, and headers come as text: a value
     /// that the driver cannot read would fail the claim of all.
@@ -121,34 +128,39 @@ statement! {
         held: Array<BigInt> = Vec<i64>,
         rows: BigInt = i64,
         bytes: BigInt = i64,
+        row_bytes: BigInt = i64,
         ceiling_ms: BigInt = i64,
     } -> (
         (BigInt, BigInt, BigInt, Integer),
         (Text, Text, Integer, Text, Nullable<Text>),
         (Nullable<Text>, Nullable<Text>, Nullable<BigInt>, Nullable<BigInt>),
-        (Text, Binary, Nullable<Text>),
+        (Text, Binary, Nullable<Text>, Bool),
         (Nullable<Text>, Nullable<Text>, Nullable<Text>, Nullable<Text>),
         (Nullable<Timestamptz>, Timestamptz),
     );
-    "WITH waits AS MATERIALIZED (
-        SELECT h.lane, min(h.seq) AS seq FROM tidings.pending h
-         WHERE h.partition = {partition} AND h.state <> 'ready'
-           AND (h.state IN ('dead', 'delayed')
-                OR (h.next_attempt_at > now() AND h.next_attempt_at <= now() + {ceiling_ms} * interval '1 millisecond'))
-         GROUP BY h.lane
-     ), due AS MATERIALIZED (
+    "WITH due AS MATERIALIZED (
         SELECT p.seq, p.lane, p.id_hash, p.attempts FROM tidings.pending p
-         WHERE p.partition = {partition} AND p.lane <> ALL ({held})
-           AND NOT EXISTS (SELECT 1 FROM waits w WHERE w.lane = p.lane AND w.seq <= p.seq)
+         WHERE p.partition = {partition}
+           AND p.lane NOT IN (
+                SELECT h.lane FROM tidings.pending h
+                 WHERE h.partition = {partition} AND h.state <> 'ready'
+                   AND (h.state IN ('dead', 'delayed')
+                        OR (h.next_attempt_at > now() AND h.next_attempt_at <= now() + {ceiling_ms} * interval '1 millisecond'))
+                 UNION ALL SELECT unnest({held}))
          ORDER BY p.seq LIMIT {rows}
-     ), sized AS (
-        SELECT d.*, sum(octet_length(e.data)) OVER (ORDER BY d.seq) - octet_length(e.data) AS before
+     ), weighed AS (
+        SELECT d.*, octet_length(e.data) + coalesce(octet_length(e.headers::text), 0) AS bytes
           FROM due d JOIN tidings.event e ON e.seq = d.seq
+     ), sized AS (
+        SELECT w.*, w.bytes > {row_bytes} AS too_large,
+               sum(least(w.bytes, {row_bytes})) OVER (ORDER BY w.seq) - least(w.bytes, {row_bytes}) AS before
+          FROM weighed w
      )
      SELECT s.seq, s.lane, s.id_hash, s.attempts,
             e.id, e.type, e.schema_version, e.kind, e.recipient,
             e.aggregate_type, e.aggregate_id, e.version, e.previous,
-            e.content_type, e.data, e.headers::text,
+            e.content_type, CASE WHEN s.too_large THEN ''::bytea ELSE e.data END,
+            CASE WHEN NOT s.too_large THEN e.headers::text END, s.too_large,
             e.correlation_id, e.causation_id, e.traceparent, e.tracestate,
             CASE WHEN e.occurred_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.occurred_at END,
             CASE WHEN e.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN e.created_at ELSE now() END

@@ -53,6 +53,8 @@ pub(crate) struct Tenure {
     /// Events that waited since the last probe, and when that was last said.
     waited: u64,
     said: Option<Instant>,
+    /// Passes in a row in which the broker took nothing of what it was offered.
+    barren: u32,
 }
 
 /// Why a pass ended early.
@@ -93,6 +95,7 @@ impl Tenure {
             evidence: Vec::new(),
             waited: 0,
             said: None,
+            barren: 0,
         }
     }
 
@@ -143,13 +146,20 @@ impl Tenure {
         }
         let wait = self.pace.after(found);
         let now = Instant::now();
-        Ok(self.lanes.next_free(now).map_or(wait, |free| wait.min(free - now)))
+        let wait = self.lanes.next_free(now).map_or(wait, |free| wait.min(free - now));
+        Ok(if self.is_barren() { wait.max(LANE_BACKOFF.delay(self.barren, rand::random())) } else { wait })
+    }
+
+    /// The broker answers and takes nothing, as with a full stream: a hint that there is more to publish changes nothing.
+    pub(crate) fn is_barren(&self) -> bool {
+        self.barren > 0
     }
 
     async fn claim(&mut self) -> Result<Vec<Claimed>, Interrupted> {
         let window = Window {
             rows: i64::try_from(self.limits.window).unwrap_or(i64::MAX),
             bytes: i64::try_from(self.limits.window_bytes).unwrap_or(i64::MAX),
+            row_bytes: i64::try_from(self.publisher.max_message_bytes()).unwrap_or(i64::MAX),
             retry_ceiling_ms: i64::try_from(self.limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
         };
         let held = self.lanes.held(Instant::now());
@@ -166,8 +176,9 @@ impl Tenure {
         let mut confirming: Option<JoinHandle<Confirming>> = None;
         let mut counts = Counts::default();
         let mut result = Ok(());
+        let in_flight_limit = if self.is_barren() { 1 } else { self.limits.in_flight };
         loop {
-            while in_flight.len() < self.limits.in_flight && result.is_ok() && self.may_publish() {
+            while in_flight.len() < in_flight_limit && result.is_ok() && self.may_publish() {
                 let Some(queue) = ready.pop_front() else { break };
                 let Some(row) = queues[queue].pop_front() else { continue };
                 counts.publishes += 1;
@@ -198,6 +209,11 @@ impl Tenure {
             }
         }
         telemetry::published(self.tenancy.partition, counts.publishes, counts.duplicates);
+        self.barren = match counts {
+            Counts { stored: 1.., .. } => 0,
+            Counts { waited: 0, .. } => self.barren,
+            Counts { .. } => self.barren.saturating_add(1),
+        };
         result
     }
 
@@ -227,6 +243,7 @@ impl Tenure {
         match next(outcome) {
             Next::Confirm(stored) => {
                 failpoint!("relay::acknowledged");
+                counts.stored += 1;
                 counts.duplicates += u64::from(stored.duplicate);
                 self.lanes.free(row.lane);
                 let stream_seq = i64::try_from(stored.stream_seq).unwrap_or(i64::MAX);
@@ -238,6 +255,7 @@ impl Tenure {
                 self.lanes.hold(row.lane, now, &LANE_BACKOFF, rand::random());
                 self.breaker.suspect(now);
                 self.waited += 1;
+                counts.waited += 1;
                 Ok(false)
             }
             Next::Retry(error) => {
@@ -348,6 +366,8 @@ fn joined(ended: Result<Confirming, JoinError>) -> Confirming {
 struct Counts {
     publishes: u64,
     duplicates: u64,
+    stored: u64,
+    waited: u64,
 }
 
 /// Probes without an answer before the connection is opened anew.

@@ -12,6 +12,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 
+use super::classify::{Fault, classify};
 use super::statement::statement;
 
 /// Opens one connection, given the URL: the place for TLS.
@@ -110,7 +111,10 @@ impl Database {
             connection.batch_execute(&self.session_settings()).await.map_err(Error::Query)?;
             Ok(connection)
         };
-        tokio::time::timeout(self.connect_timeout, opening).await.unwrap_or(Err(Error::ConnectTimeout))
+        // Each host of a URL with several gets its time; the driver gives it to each in turn.
+        let hosts = self.url.parse::<tokio_postgres::Config>().map_or(1, |config| config.get_hosts().len().max(1));
+        let within = self.connect_timeout * u32::try_from(hosts).unwrap_or(1);
+        tokio::time::timeout(within, opening).await.unwrap_or(Err(Error::ConnectTimeout))
     }
 
     async fn connect_plain(&self) -> ConnectionResult<AsyncPgConnection> {
@@ -208,6 +212,7 @@ type Connection = Object<AsyncPgConnection>;
 #[derive(Clone)]
 pub(crate) struct Pool {
     inner: Deadpool<AsyncPgConnection>,
+    opener: Database,
     engine: Handle,
     wait: Duration,
     answer: Duration,
@@ -239,7 +244,7 @@ impl Pool {
             .max_size(size)
             .build()
             .expect("a pool without timeouts of its own needs no runtime");
-        Pool { inner, engine, wait, answer: database.statement_timeout + ANSWER_MARGIN }
+        Pool { inner, opener: database.clone(), engine, wait, answer: database.statement_timeout + ANSWER_MARGIN }
     }
 
     /// A connection, from any runtime: it is opened on the engine.
@@ -263,12 +268,25 @@ impl Pool {
     ) -> Result<T, Error> {
         let mut connection = self.get().await?;
         match tokio::time::timeout(self.answer, step(&mut connection)).await {
-            Ok(result) => Ok(result?),
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                // A server that became a standby stays reachable; another connection may find the new primary.
+                if classify(&error) == Fault::ReadOnly {
+                    drop(Object::take(connection));
+                }
+                Err(error.into())
+            }
             Err(_) => {
                 drop(Object::take(connection));
                 Err(Error::NoAnswer)
             }
         }
+    }
+
+    /// A connection beside the pool, for what must not wait until one of its own is free.
+    pub(crate) async fn aside(&self) -> Result<AsyncPgConnection, Error> {
+        let opener = self.opener.clone();
+        self.engine.spawn(async move { opener.open().await }).await.unwrap_or(Err(Error::Stopping))
     }
 
     /// Closes idle connections; those in use are closed when they come back.

@@ -76,8 +76,8 @@ pub fn of_error(code: u64, status: u16) -> Outcome {
         10054 | 10097 => Outcome::Refused(Refusal::TooLarge),
         // wrong last sequence, in its two wordings
         10071 | 10164 => Outcome::OutOfStep,
-        // JetStream not enabled (for the account), stream not found, stream offline, out of store, sealed
-        10039 | 10076 | 10059 | 10118 | 10194 | 10023 | 10047 | 10028 | 10077 | 10109 => Outcome::Unavailable,
+        // JetStream not enabled (for the account), account or store out of room, stream not found, offline, full, sealed
+        10002 | 10039 | 10076 | 10059 | 10118 | 10194 | 10023 | 10047 | 10028 | 10077 | 10109 => Outcome::Unavailable,
         _ if status == 503 => Outcome::Unavailable,
         other => Outcome::Unconfirmed(Unclear::Code(other)),
     }
@@ -128,6 +128,7 @@ mod tests {
     #[test]
     fn a_full_stream_waits_and_a_large_message_dies() {
         assert_eq!(next(&of_error(10077, 503)), Next::Wait);
+        assert_eq!(next(&of_error(10002, 400)), Next::Wait, "so is a full account");
         assert!(matches!(next(&of_error(10054, 400)), Next::Die(_)));
     }
 

@@ -136,6 +136,11 @@ fn check(jetstream: &JetStream, spec: &StreamSpec, info: &Info) -> Result<(), Er
         &shorter("duplicate_window", config.duplicate_window, wanted),
     )?;
     is(
+        config.num_replicas < jetstream.replicas,
+        "num_replicas",
+        "is less than `JetStream::replicas`: raise it on the stream, or lower the setting",
+    )?;
+    is(
         config.metadata.get(SOURCE) != Some(&spec.source),
         "metadata",
         "does not name this source under `tidings-source`: consumers find streams by it",
