@@ -342,4 +342,21 @@ mod tests {
         headers.iter_mut().filter(|(name, _)| name == "traceparent").for_each(|(_, value)| *value = "garbage".into());
         assert_eq!(Envelope::read(&headers, Bytes::new()).map(|e| (e.traceparent, e.tracestate)), Ok((None, None)));
     }
+
+    #[test]
+    fn a_context_that_could_not_be_appended_again_is_dropped_and_the_event_is_not() {
+        let too_long = "x".repeat(4_097);
+        let read = |name: &str, value: &str| {
+            let mut headers = envelope("e", "a", vec![]).to_headers();
+            headers.iter_mut().filter(|(n, _)| n == name).for_each(|(_, v)| *v = value.into());
+            Envelope::read(&headers, Bytes::new()).unwrap()
+        };
+        for value in ["", too_long.as_str()] {
+            assert_eq!(read("ce-correlationid", value).correlation_id, None, "{value:?}");
+        }
+        for value in ["", " a=b", "a\tb", too_long.as_str()] {
+            let read = read("tracestate", value);
+            assert_eq!((read.traceparent.is_some(), read.tracestate), (true, None), "{value:?}");
+        }
+    }
 }

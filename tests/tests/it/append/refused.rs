@@ -74,6 +74,9 @@ fn unfit() -> Vec<(NewEvent, &'static str)> {
     for (name, field) in HEADERS {
         all.push((event().header(*name, "s3cret"), field));
     }
+    // Each of them is as long as it may be.
+    let many = (0..17).fold(event(), |event, n| event.header(format!("header-{n}"), "x".repeat(4_096)));
+    all.push((many, "headers"));
     all.push((event().aggregate("job", "job-42").version(0), "version"));
     all.push((event().aggregate("job", "job-42").version(-1), "version"));
     all.push((event().version(1), "version"));

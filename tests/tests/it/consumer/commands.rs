@@ -94,3 +94,21 @@ async fn a_command_goes_to_its_recipient_and_causes_what_its_handler_appends() {
     assert_eq!(bench.text(&of(2)).await.as_deref(), Some("second conversation"));
     running.drain(LIMIT).await.unwrap();
 }
+
+/// A producer that checks nothing: what could not be appended again does not travel on.
+#[tokio::test]
+async fn a_context_that_no_event_could_carry_is_not_handed_on() {
+    let mut bench = Bench::without_stream().await;
+    let running = bench.tidings().relay(Relay::default()).consumer(Worker).start().await.unwrap();
+    let by_hand = format!(
+        r#"SELECT tidings.append('work.start', '{{"n": 5}}', id => 'by-hand', recipient => 'worker', correlation_id => '',
+                                 traceparent => '{TRACE}', tracestate => E'a\tb')"#
+    );
+    bench.run(&by_hand).await;
+    eventually("it is applied", LIMIT, async || (bench.heard().await == [5]).then_some(())).await;
+    let context = "SELECT concat_ws('|', causation_id, correlation_id, traceparent, coalesce(tracestate, 'none'))
+                     FROM tidings.event WHERE type = 'work.done'";
+    assert_eq!(bench.text(context).await, Some(format!("by-hand|by-hand|{TRACE}|none")));
+    bench.assert_nothing_counted().await;
+    running.drain(LIMIT).await.unwrap();
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use diesel::result::{DatabaseErrorKind, Error as DieselError};
 use diesel_async::{RunQueryDsl, SimpleAsyncConnection};
 use futures_util::FutureExt;
 use tidings::consumer::{HandlerError, Isolation, Options};
@@ -173,6 +174,30 @@ async fn the_last_attempt_is_the_last_across_processes() {
     for running in running {
         running.drain(LIMIT).await.unwrap();
     }
+}
+
+/// A connection of the handler's own is gone, or the driver could not send what it was given: the one that was lent answers.
+#[tokio::test]
+async fn a_connection_lost_elsewhere_is_a_failed_attempt() {
+    let mut bench = Bench::new().await;
+    let runs = Count::default();
+    let counted = runs.clone();
+    let consumer = alpha(move |event, tx| {
+        counted.another();
+        async move {
+            hear(tx, event.n, "alpha").await?;
+            let elsewhere = Box::new("another server went away".to_string());
+            Err(DieselError::DatabaseError(DatabaseErrorKind::UnableToSendCommand, elsewhere).into())
+        }
+        .boxed()
+    });
+    let running = bench.tidings().consumer_with(consumer, Options { attempts: 3, ..options() }).start().await.unwrap();
+    bench.say(1).await;
+    let (class, reason, attempts) = bench.eventually_dead().await;
+    assert_eq!((class.as_str(), attempts, runs.get()), ("attempts exhausted", 3, 3));
+    assert!(reason.contains("another server went away"), "{reason}");
+    assert!(bench.heard().await.is_empty());
+    running.drain(LIMIT).await.unwrap();
 }
 
 /// The database says no at the commit itself, and says so: an ordinary failure.

@@ -223,3 +223,32 @@ async fn a_handler_may_be_idle_for_as_long_as_its_timeout() {
     assert_eq!(runs.get(), 1);
     running.drain(LIMIT).await.unwrap();
 }
+
+/// They hold the whole pool, and more wait for it than its sessions could be ended in time if that had to wait too.
+#[tokio::test]
+async fn handlers_that_hang_and_hold_the_whole_pool_are_set_aside_one_after_the_other() {
+    const EVENTS: i64 = 24;
+    let mut bench = Bench::new().await;
+    let begun = Count::default();
+    let counted = begun.clone();
+    let consumer = alpha(move |event, tx| {
+        counted.another();
+        async move {
+            hear(tx, event.n, "alpha").await?;
+            std::future::pending().await
+        }
+        .boxed()
+    });
+    let hanging = Options { timeout: Duration::from_secs(1), concurrency: EVENTS as usize, ..options() };
+    let small = Database::url(&bench.url).pool_size(2);
+    let running = bench.tidings_on(small).consumer_with(consumer, hanging).start().await.unwrap();
+    for n in 0..EVENTS {
+        bench.say(n).await;
+    }
+    let dead = "SELECT count(*) FROM tidings.consumer_dead_letter WHERE class = 'attempts exhausted' AND attempts = 1";
+    eventually("all are dead", LIMIT, async || (bench.number(dead).await == EVENTS).then_some(())).await;
+    bench.eventually_settled("alpha").await;
+    assert_eq!(begun.get(), EVENTS as usize, "each of them ran once, and was counted");
+    assert!(bench.heard().await.is_empty());
+    running.drain(LIMIT).await.unwrap();
+}

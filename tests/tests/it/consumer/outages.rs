@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tidings::Database;
 use tidings::consumer::{HandlerError, Options};
 use tidings_tests::consumer::{alpha, hear, options};
 use tidings_tests::eventually;
@@ -84,6 +85,38 @@ async fn a_database_that_stands_still_for_longer_than_the_timeout_counts_nothing
     bench.assert_nothing_counted().await;
     running.drain(LIMIT).await.unwrap();
     drop(postgres);
+}
+
+/// As after a failover that the old primary survives: it answers everything, and refuses to write. Connections that were
+/// opened meanwhile stay read-only for as long as they live.
+#[tokio::test]
+async fn new_sessions_are_read_only_for_a_while() {
+    let mut bench = Bench::new().await;
+    let consumer = alpha(|event, tx| async move { hear(tx, event.n, "alpha").await }.boxed());
+    // One connection: the one that is refused is the next to be used.
+    let one = Database::url(&bench.url).pool_size(1);
+    let running = bench.tidings_on(one).consumer_with(consumer, options()).start().await.unwrap();
+    bench.say(1).await;
+    bench.eventually_heard(&[1]).await;
+    let name = bench.name.clone();
+    bench.run(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).await;
+    let others = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+    );
+    bench.run(&others).await;
+    // Nobody else is there who could have a transaction rolled back.
+    let refused = format!("SELECT xact_rollback FROM pg_stat_database WHERE datname = '{name}'");
+    let before = bench.number(&refused).await;
+    for n in 2..10 {
+        bench.say(n).await;
+    }
+    eventually("events are refused", LIMIT, async || (bench.number(&refused).await >= before + 3).then_some(())).await;
+    assert_eq!(bench.heard().await, [1]);
+    bench.assert_nothing_counted().await;
+    bench.run(&format!("ALTER DATABASE {name} RESET default_transaction_read_only")).await;
+    bench.eventually_heard(&(1..10).collect::<Vec<_>>()).await;
+    bench.assert_nothing_counted().await;
+    running.drain(LIMIT).await.unwrap();
 }
 
 #[tokio::test]

@@ -15,6 +15,12 @@ const DEAD: &str = "SELECT count(*) AS number FROM tidings.dead_letter";
 const BAD: &[(&str, &str)] = &[
     ("large", "type => 'relay.tested', data => convert_to(repeat('x', 1200000), 'UTF8')"),
     ("limit", "type => 'relay.tested', data => convert_to(repeat('x', 1048576 - 100), 'UTF8')"),
+    ("wide", r#"type => 'relay.tested', data => 'x', headers => jsonb_build_object('a', repeat('x', 1200000))"#),
+    (
+        "many",
+        r#"type => 'relay.tested', data => 'x',
+                headers => (SELECT jsonb_object_agg('a' || g, repeat('x', 4096)) FROM generate_series(1, 17) g)"#,
+    ),
     ("type", "type => 'relay tested', data => 'x'"),
     ("segment", "type => 'relay..tested', data => 'x'"),
     ("wildcard", "type => 'relay.>', data => 'x'"),
@@ -57,12 +63,35 @@ async fn is_set_aside_with_its_reason_and_holds_only_its_own_aggregate() {
         .collect();
     for (name, _) in BAD {
         let expected = match *name {
-            "large" | "limit" => "larger than the broker takes",
+            "large" | "limit" | "wide" | "many" => "larger than the broker takes",
             "type" | "segment" | "wildcard" => "no valid subject",
             _ => "a header that the broker cannot carry",
         };
         assert!(reasons[*name].contains(expected), "{name}: {}", reasons[*name]);
     }
+}
+
+/// What could never be sent is not even read: its size is for nobody's memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_largest_of_all_is_set_aside_without_being_read() {
+    const LARGE: u64 = 64 * 1024 * 1024;
+    let place = Place::shared(1).await;
+    let node = Node::start(&place, &[]).await;
+    place.append("before-", 20, 5).await;
+    place.settles().await;
+    let before = node.peak_memory();
+    let large = format!(
+        "SELECT tidings.append('relay.tested', convert_to(repeat('x', {LARGE}), 'UTF8'), id => 'large-' || g)
+           FROM generate_series(1, 2) g"
+    );
+    place.execute(&large).await;
+    place.append("after-", 20, 5).await;
+    place.becomes(CONFIRMED, 40).await;
+    place.becomes(DEAD, 2).await;
+    let reasons = place.words("SELECT reason AS words FROM tidings.dead_letter").await;
+    assert!(reasons.iter().all(|reason| reason.contains("larger than the broker takes")), "{reasons:?}");
+    let grown = node.peak_memory() - before;
+    assert!(grown < LARGE / 2, "{grown} bytes more than before");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -58,3 +58,28 @@ async fn more_poison_than_a_window_holds_stands_before_good_events() {
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!(place.number("SELECT count(*) AS number FROM tidings.dead_letter").await, 51);
 }
+
+/// The planner knows nothing of how many there are: it takes them for a few.
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_dead_heads_cost_a_claim_next_to_nothing() {
+    let place = Place::shared(1).await;
+    place
+        .execute(
+            "ALTER TABLE tidings.pending SET (autovacuum_enabled = off);
+             INSERT INTO tidings.event (id, type, schema_version, kind, aggregate_type, aggregate_id, version, previous,
+                                        partition, content_type, data, occurred_at)
+             SELECT 'held-' || n || '-' || v, 'relay.tested', 1, 'event', 'held', 'held-' || n, v, nullif(v - 1, 0),
+                    0, 'text/plain', 'x', now()
+               FROM generate_series(1, 21) v, generate_series(1, 2000) n;
+             INSERT INTO tidings.pending (partition, seq, lane, id_hash, state)
+             SELECT partition, seq, tidings.lane(aggregate_type, aggregate_id, id), hashtextextended(id, 0),
+                    CASE version WHEN 1 THEN 'dead' ELSE 'ready' END::tidings.pending_state
+               FROM tidings.event",
+        )
+        .await;
+    place.append("good-", 100, 10).await;
+    let node = Node::start(&place, &[("STATEMENT", "1500"), ("WINDOW", "50")]).await;
+    place.becomes(CONFIRMED, 100).await;
+    assert_eq!(node.said("statement timeout"), 0, "no claim took long");
+    assert_eq!(place.number("SELECT count(*) AS number FROM tidings.pending").await, 42_000);
+}

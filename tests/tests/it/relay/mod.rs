@@ -4,6 +4,7 @@ mod content;
 mod drain;
 mod drift;
 mod duplicate;
+mod full;
 mod kill;
 mod lanes;
 mod node;

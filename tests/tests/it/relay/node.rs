@@ -68,6 +68,14 @@ impl Node {
         eventually("the process ends", within, async || self.child.try_wait().expect("a child of ours")).await
     }
 
+    /// The most memory it has had so far, in bytes.
+    pub(super) fn peak_memory(&self) -> u64 {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process is there");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has a peak");
+        peak.trim().trim_end_matches(" kB").parse::<u64>().expect("in kilobytes") * 1024
+    }
+
     /// Whether it stands still.
     pub(super) fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();

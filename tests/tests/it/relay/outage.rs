@@ -1,11 +1,12 @@
 //! A store that is gone, stands still, or is cut off: nothing is lost, nothing is counted, nothing is dead.
 
+use diesel_async::SimpleAsyncConnection;
 use tidings::services::proxy::{Direction, Proxy};
 use tidings_tests::eventually;
 
 use super::SOON;
 use super::node::Node;
-use super::place::Place;
+use super::place::{Place, append};
 
 /// Attempts would be used up many times over in each of these outages.
 const SHORT: &[(&str, &str)] =
@@ -187,5 +188,32 @@ async fn a_confirmation_that_fails_is_tried_again_and_the_message_is_not() {
     let _node = Node::start(&place, &[("DUPLICATE_WINDOW", "500")]).await;
     place.becomes("SELECT count(*) AS number FROM tries WHERE last_value >= 7", 1).await;
     place.execute("DROP TRIGGER refuse ON tidings.confirmation").await;
+    place.settles().await;
+}
+
+/// As after a failover that the old primary survives: it answers everything, and refuses to write. Connections that were
+/// opened meanwhile stay read-only for as long as they live.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_sessions_are_read_only_for_a_while() {
+    let place = Place::shared(1).await;
+    // The lease outlives it all, and there is one connection: the one that is refused is the next to be used.
+    let node = Node::start(&place, &[("LEASE", "60000"), ("CONNECTIONS", "1")]).await;
+    place.append("a", 10, 3).await;
+    place.settles().await;
+    let mut writable = place.connection().await;
+    let name = place.source.clone();
+    writable.batch_execute(&format!("ALTER DATABASE {name} SET default_transaction_read_only = on")).await.unwrap();
+    let others = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+    );
+    writable.batch_execute(&others).await.unwrap();
+    append(&mut writable, "b", 50, 10).await;
+    eventually("a confirmation is refused", SOON, async || {
+        let refused = |line: &str| line.contains("nothing of this partition") && line.contains("read-only transaction");
+        node.log().lines().any(refused).then_some(())
+    })
+    .await;
+    assert_eq!(place.number(UNTOUCHED).await, 50);
+    writable.batch_execute(&format!("ALTER DATABASE {name} RESET default_transaction_read_only")).await.unwrap();
     place.settles().await;
 }
