@@ -7,7 +7,7 @@
 use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 
-use diesel::sql_types::{Integer, Nullable, Text};
+use diesel::sql_types::{Bool, Integer, Nullable, Text};
 use diesel_async::pooled_connection::deadpool::Object;
 use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager};
 use futures_util::FutureExt;
@@ -234,6 +234,9 @@ async fn roll_back(mut connection: Object<AsyncPgConnection>, failure: Failure, 
     } else {
         connection.batch_execute("ROLLBACK").await
     };
+    // Of another connection of the handler's, or of its own making: our session takes what is written.
+    let elsewhere = failure == Failure::Outage && rolled_back.is_ok() && !is_read_only(&mut connection).await;
+    let failure = if elsewhere { Failure::Database } else { failure };
     if !as_lent || rolled_back.is_err() || matches!(failure, Failure::EndedTransaction | Failure::Outage) {
         drop(Object::take(connection));
     }
@@ -244,6 +247,11 @@ async fn roll_back(mut connection: Object<AsyncPgConnection>, failure: Failure, 
         (Failure::Permanent | Failure::EndedTransaction, _) | (_, Ok(())) => Ending::Failed(failure, text),
         (_, Err(error)) => Ending::Failed(Failure::Outage, error.to_string()),
     }
+}
+
+/// Whether the next transaction of a session could write nothing, as on a standby. One that does not say so is not trusted.
+async fn is_read_only(connection: &mut AsyncPgConnection) -> bool {
+    RunQueryDsl::get_result(ReadOnly {}, connection).await.unwrap_or(true)
 }
 
 /// How many transactions deep the connection is, savepoints included; 0 too if it is broken.
@@ -269,7 +277,8 @@ async fn commit(connection: &mut AsyncPgConnection) -> Committed {
         Fault::Serialization => Committed::No(Failure::Serialization, text),
         Fault::Unique { .. } => Committed::No(Failure::UniqueInEffect, text),
         Fault::Constraint => Committed::No(Failure::Database, text),
-        Fault::ReadOnly => Committed::No(Failure::Outage, text),
+        Fault::ReadOnly if is_read_only(connection).await => Committed::No(Failure::Outage, text),
+        Fault::ReadOnly => Committed::No(Failure::Database, text),
         // Nobody knows: neither committed nor rolled back (invariant 8).
         Fault::ConnectionLost => Committed::Unknown(text),
         // The server may have answered with an error of its own, or died answering. If it still talks, it answered.
@@ -360,6 +369,12 @@ statement! {
 }
 
 keyed!(Insert, Look, Guard);
+
+statement! {
+    /// Outside a transaction: that of the next one, and always `on` during recovery.
+    struct ReadOnly {} -> Bool;
+    "SELECT current_setting('transaction_read_only')::boolean"
+}
 
 statement! {
     /// Only one of ours: the number may belong to somebody else by now.

@@ -117,8 +117,9 @@ fn strings(headers: Option<String>) -> Option<BTreeMap<String, String>> {
 }
 
 statement! {
-    /// A row waits only as the head of its lane, so a lane in which one waits is left out whole. `NOT IN` is hashed whatever
-    /// the planner thinks of their number; an anti-join that it took for a small one went through them row by row.
+    /// A row waits only as the head of its lane, so a lane in which one waits is left out whole. `NOT IN` is hashed
+    /// unless the planner thinks that they are too many for `work_mem`, and goes through them row by row then; of an array
+    /// it thinks that they are few. An anti-join was not hashed when it thought that they were few.
     ///
     /// The narrow rows first, with both bounds; only what fits is joined with its payload. At least one row comes, however
     /// large it is. A time that CloudEvents has no word for (`infinity`) is left out, and headers come as text: a value
@@ -141,12 +142,11 @@ statement! {
     "WITH due AS MATERIALIZED (
         SELECT p.seq, p.lane, p.id_hash, p.attempts FROM tidings.pending p
          WHERE p.partition = {partition}
-           AND p.lane NOT IN (
+           AND p.lane NOT IN (SELECT unnest({held} || ARRAY(
                 SELECT h.lane FROM tidings.pending h
                  WHERE h.partition = {partition} AND h.state <> 'ready'
                    AND (h.state IN ('dead', 'delayed')
-                        OR (h.next_attempt_at > now() AND h.next_attempt_at <= now() + {ceiling_ms} * interval '1 millisecond'))
-                 UNION ALL SELECT unnest({held}))
+                        OR (h.next_attempt_at > now() AND h.next_attempt_at <= now() + {ceiling_ms} * interval '1 millisecond')))))
          ORDER BY p.seq LIMIT {rows}
      ), weighed AS (
         SELECT d.*, octet_length(e.data) + coalesce(octet_length(e.headers::text), 0) AS bytes

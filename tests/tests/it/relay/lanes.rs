@@ -83,3 +83,22 @@ async fn thousands_of_dead_heads_cost_a_claim_next_to_nothing() {
     assert_eq!(node.said("statement timeout"), 0, "no claim took long");
     assert_eq!(place.number("SELECT count(*) AS number FROM tidings.pending").await, 42_000);
 }
+
+/// More of them than the server's memory for a hash is thought to hold, and the planner knows how many there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn more_dead_lanes_than_the_planner_would_hash_do_not_stop_the_others() {
+    let place = Place::shared(1).await;
+    place
+        .execute(&format!(
+            "ALTER DATABASE {} SET work_mem = '64kB';
+             INSERT INTO tidings.pending (partition, seq, lane, id_hash, state)
+             SELECT 0, -g, hashtextextended('dead-' || g, 0), g, 'dead' FROM generate_series(1, 40000) g;
+             ANALYZE tidings.pending",
+            place.source
+        ))
+        .await;
+    place.append("good-", 100, 10).await;
+    let node = Node::start(&place, &[("STATEMENT", "1500"), ("WINDOW", "50")]).await;
+    place.becomes(CONFIRMED, 100).await;
+    assert_eq!(node.said("statement timeout"), 0, "no claim took long");
+}
