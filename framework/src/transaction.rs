@@ -43,7 +43,8 @@ impl std::fmt::Debug for Conn<'_> {
 /// transaction is aborted on the server and this returns that error instead of `Ok`: PostgreSQL would answer the
 /// commit of such a transaction with a rollback, silently. After the commit the relay in this process is woken.
 ///
-/// On a connection that is in a transaction already, this is a savepoint of it.
+/// On a connection that is in a transaction already, this is a savepoint of it. Dropped in the middle, as by a time-out, it
+/// commits nothing, and the connection refuses every further transaction: open another one, as a pool does by itself.
 ///
 /// ```no_run
 /// use diesel_async::{AsyncPgConnection, RunQueryDsl};
@@ -72,27 +73,57 @@ where
     F: AsyncFnOnce(&mut Tx<'_>) -> Result<T, E>,
     E: From<DieselError>,
 {
-    AnsiTransactionManager::begin_transaction(conn).await?;
-    let mut tx = Tx::new(conn, Cause::default());
-    let result = work(&mut tx).await;
-    let appended = tx.appended;
-    let value = match result {
+    let mut lent = Lent::begin(conn).await?;
+    let value = match work(&mut lent.tx).await {
         Ok(value) => value,
         Err(error) => {
-            // The cause matters more than a rollback that failed too; the connection counts as broken then.
-            let _ = AnsiTransactionManager::rollback_transaction(conn).await;
+            lent.roll_back().await;
             return Err(error);
         }
     };
-    if let Err(aborted) = RunQueryDsl::execute(StillAlive {}, conn).await {
-        let _ = AnsiTransactionManager::rollback_transaction(conn).await;
+    if let Err(aborted) = RunQueryDsl::execute(StillAlive {}, lent.tx.conn()).await {
+        lent.roll_back().await;
         return Err(aborted.into());
     }
-    AnsiTransactionManager::commit_transaction(conn).await?;
-    if appended {
+    lent.commit().await?;
+    if lent.tx.appended {
         wake::all();
     }
     Ok(value)
+}
+
+/// A transaction under way. Given up in the middle, by a time-out or a panic, it would stay open on the connection, and the
+/// next transaction there would be a savepoint of it, whose commit commits nothing: so the connection refuses from then on.
+struct Lent<'c> {
+    tx: Tx<'c>,
+    ended: bool,
+}
+
+impl<'c> Lent<'c> {
+    async fn begin(conn: &'c mut AsyncPgConnection) -> Result<Lent<'c>, DieselError> {
+        AnsiTransactionManager::begin_transaction(conn).await?;
+        Ok(Lent { tx: Tx::new(conn, Cause::default()), ended: false })
+    }
+
+    async fn commit(&mut self) -> Result<(), DieselError> {
+        let committed = AnsiTransactionManager::commit_transaction(self.tx.conn()).await;
+        self.ended = true;
+        committed
+    }
+
+    /// The cause matters more than a rollback that failed too; the connection counts as broken then.
+    async fn roll_back(&mut self) {
+        let _ = AnsiTransactionManager::rollback_transaction(self.tx.conn()).await;
+        self.ended = true;
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            AnsiTransactionManager::transaction_manager_status_mut(self.tx.conn()).set_in_error();
+        }
+    }
 }
 
 impl<'c> Tx<'c> {

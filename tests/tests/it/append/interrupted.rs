@@ -166,3 +166,23 @@ async fn a_transaction_that_is_dropped_at_any_point_leaves_nothing_to_the_next_u
     .await;
     holds(&mut other).await;
 }
+
+#[tokio::test]
+async fn after_a_time_out_a_connection_refuses_instead_of_losing_what_follows() {
+    let (database, mut watcher) = database().await;
+    let mut conn = connect(&database).await;
+    let slow = tidings::transaction(&mut conn, async |tx| {
+        tx.append(of("job-42").id("evt-1")).await?;
+        std::future::pending::<()>().await;
+        Ok::<_, Failed>(())
+    });
+    assert!(tokio::time::timeout(std::time::Duration::from_millis(300), slow).await.is_err());
+    let next = tidings::transaction(&mut conn, async |tx| {
+        tx.append(of("job-42").id("evt-2")).await?;
+        Ok::<_, Failed>(())
+    });
+    let error = next.await.expect_err("nothing would be committed by it");
+    assert!(error.to_string().to_lowercase().contains("transaction manager"), "{error}");
+    drop(conn);
+    assert_eq!(events(&mut watcher).await, 0);
+}
