@@ -90,7 +90,11 @@ impl<B> fmt::Debug for Witness<B> {
 }
 
 impl<B: Broker> Broker for Witness<B> {
-    fn reachable(&self) -> BoxFuture<'_, bool> {
+    fn check(&self) -> Result<(), String> {
+        self.broker.check()
+    }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<(), Error>> {
         self.broker.reachable()
     }
 

@@ -238,6 +238,7 @@ impl Tidings {
             }
             (None, None) => {}
         }
+        self.broker.check().map_err(Error::Config)?;
         if let Some(relay) = &self.relay {
             relay.check()?;
         }

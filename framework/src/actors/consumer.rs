@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use tokio::runtime::Handle;
@@ -21,6 +21,7 @@ pub(crate) struct Consumer {
     drain: watch::Sender<bool>,
     drained: Vec<oneshot::Sender<()>>,
     looks: u32,
+    said: Option<Instant>,
     panics: Panics,
 }
 
@@ -35,6 +36,7 @@ impl Consumer {
             drain: watch::Sender::new(false),
             drained: Vec::new(),
             looks: 0,
+            said: None,
             panics,
         }
     }
@@ -54,22 +56,28 @@ impl Consumer {
         found: Result<Result<Vec<StreamInfo>, Error>, tokio::task::JoinError>,
         context: &mut Context<Self>,
     ) {
-        self.looks = self.looks.saturating_add(1);
         match found {
             Ok(Ok(streams)) => {
+                self.looks = self.looks.saturating_add(1);
                 for stream in streams {
                     self.begin(stream, context);
                 }
+                if !self.streams.is_empty() {
+                    self.said = None;
+                } else if self.looks.is_multiple_of(50) {
+                    tracing::warn!(
+                        consumer = self.work.name(),
+                        source = self.work.source(),
+                        "there is no stream of this source yet: has its relay run, on this broker and account?"
+                    );
+                }
             }
-            Ok(Err(error)) => tracing::warn!(consumer = self.work.name(), %error, "cannot look for streams"),
-            Err(_) => {}
-        }
-        if self.streams.is_empty() && self.looks.is_multiple_of(50) {
-            tracing::warn!(
-                consumer = self.work.name(),
-                source = self.work.source(),
-                "there is no stream of this source yet: has its relay run, on this broker and account?"
-            );
+            // A trouble that lasts is said now and then, not at every look.
+            Ok(Err(error)) if self.said.is_none_or(|said| said.elapsed() > SAY_AGAIN) => {
+                self.said = Some(Instant::now());
+                tracing::warn!(consumer = self.work.name(), %error, "cannot look for streams; trying again");
+            }
+            Ok(Err(_)) | Err(_) => {}
         }
         let wait = if self.streams.is_empty() { LOOK_FIRST } else { LOOK };
         context.run_later(wait, Self::look);
@@ -131,4 +139,5 @@ impl Handler<Drain> for Consumer {
 }
 
 const LOOK_FIRST: Duration = Duration::from_millis(200);
+const SAY_AGAIN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(3);

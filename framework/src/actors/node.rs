@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use super::Drain;
 use super::partition::{Partition, Seed};
 use super::supervisor::{Panics, supervise};
+use crate::broker::Error as BrokerError;
 use crate::failpoint::failpoint;
 use crate::outbox::lease::{self, Beat, Tenancy, Trust};
 use crate::postgres::{Database, Error as DatabaseError};
@@ -321,15 +322,28 @@ impl Handler<Drain> for Node {
 
 /// Asks now and then whether the broker is there; a node that does not reach it takes no share.
 pub(crate) async fn watch_broker(seed: Seed, reach: Arc<Reach>, every: Duration) {
+    let mut away: Option<Instant> = None;
     loop {
         // The broker may be a user's own.
         let asking = AssertUnwindSafe(async { seed.broker.reachable().await }).catch_unwind();
-        let reachable = asking.await.unwrap_or(false);
-        if reachable {
-            reach.now();
+        let answer = asking.await.unwrap_or_else(|_| Err(BrokerError::Unreachable("asking it panicked".into())));
+        let reachable = answer.is_ok();
+        match answer {
+            Ok(()) => {
+                reach.now();
+                if away.take().is_some() {
+                    tracing::info!("the broker is reached again");
+                }
+            }
+            Err(error) if away.is_none_or(|said| said.elapsed() > SAY_AGAIN) => {
+                tracing::warn!(%error, "nothing is published until the broker is reached");
+                away = Some(Instant::now());
+            }
+            Err(_) => {}
         }
         tokio::time::sleep(if reachable { every } else { every.min(SOON) }).await;
     }
 }
 
+const SAY_AGAIN: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(250);

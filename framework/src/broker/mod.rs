@@ -57,8 +57,16 @@ impl fmt::Debug for Message {
 ///
 /// All methods are called on the engine's runtime.
 pub trait Broker: Send + Sync + 'static {
-    /// Whether it can be reached now.
-    fn reachable(&self) -> BoxFuture<'_, bool>;
+    /// What is wrong with its settings, found before anything is tried. Default: nothing.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Whether it can be reached now, and takes what we send.
+    fn reachable(&self) -> BoxFuture<'_, Result<(), Error>>;
 
     /// Makes the stream of a partition if it is missing, checks its settings if it is there, and opens a publishing
     /// connection for one owner of the partition.
@@ -198,7 +206,9 @@ pub enum Error {
     #[error("NATS is not reachable: {0}")]
     Unreachable(String),
     /// It answers, but has no JetStream for us.
-    #[error("JetStream is not available: {0}; is it enabled on the server and for this account?")]
+    #[error(
+        "NATS answers, but JetStream does not ({0}): start nats-server with `-js`, or enable JetStream for this account"
+    )]
     NoJetStream(String),
     /// A stream has settings that would lose, repeat or reorder events.
     #[error("stream `{stream}`: {setting} {problem}")]

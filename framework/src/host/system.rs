@@ -1,4 +1,7 @@
-//! The actix system that the actors live in: the host's own if there is one, else one on a thread of ours.
+//! The actix system that the actors live in: one of ours, on a thread of its own.
+//!
+//! The host's own would do, were it not stopped by others: a web server that handles the signal by itself stops the whole
+//! system, and with it the actors in the middle of their drain, which would leave leases behind.
 
 use std::io;
 use std::thread;
@@ -10,21 +13,17 @@ use tokio::sync::oneshot;
 pub(super) struct Arbiters {
     control: Arbiter,
     work: Arbiter,
-    own_system: Option<System>,
+    system: System,
 }
 
 impl Arbiters {
     pub(super) async fn start() -> io::Result<Arbiters> {
-        if System::try_current().is_some() {
-            return Ok(Arbiters { control: Arbiter::new(), work: Arbiter::new(), own_system: None });
-        }
         let (started, arbiters) = oneshot::channel();
         let run = move || {
             let system = System::new();
             system.block_on(async {
-                let current = System::current();
-                let _ =
-                    started.send(Arbiters { control: Arbiter::new(), work: Arbiter::new(), own_system: Some(current) });
+                let (control, work) = (Arbiter::new(), Arbiter::new());
+                let _ = started.send(Arbiters { control, work, system: System::current() });
             });
             let _ = system.run();
         };
@@ -43,9 +42,7 @@ impl Arbiters {
     pub(super) fn stop(&self) {
         self.control.stop();
         self.work.stop();
-        if let Some(system) = &self.own_system {
-            system.stop();
-        }
+        self.system.stop();
     }
 }
 

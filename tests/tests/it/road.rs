@@ -118,30 +118,65 @@ async fn handlers_that_hold_every_connection_keep_no_event_from_being_published(
     for _ in 0..4 {
         append(&mut conn).await;
     }
-    let count = async |conn: &mut AsyncPgConnection, of: &str| -> i64 {
-        #[derive(diesel::QueryableByName)]
-        struct Count {
-            #[diesel(sql_type = diesel::sql_types::BigInt)]
-            n: i64,
-        }
-        let count: Count = diesel::sql_query(format!("SELECT count(*) AS n FROM {of}")).get_result(conn).await.unwrap();
-        count.n
-    };
     let busy = "pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'";
     eventually("both connections are with handlers", Duration::from_secs(20), async || {
-        (count(&mut conn, busy).await == 2).then_some(())
+        (rows(&mut conn, busy).await == 2).then_some(())
     })
     .await;
     append(&mut conn).await;
     eventually("the fifth event is confirmed", Duration::from_secs(20), async || {
-        (count(&mut conn, "tidings.confirmation").await == 5).then_some(())
+        (rows(&mut conn, "tidings.confirmation").await == 5).then_some(())
     })
     .await;
-    assert_eq!(count(&mut conn, "tidings.inbox").await, 0, "no handler has ended yet");
+    assert_eq!(rows(&mut conn, "tidings.inbox").await, 0, "no handler has ended yet");
     go.send_replace(true);
     eventually("all five are applied", Duration::from_secs(20), async || {
-        (count(&mut conn, "tidings.inbox WHERE outcome = 'applied'").await == 5).then_some(())
+        (rows(&mut conn, "tidings.inbox WHERE outcome = 'applied'").await == 5).then_some(())
     })
     .await;
     running.drain(Duration::from_secs(10)).await.unwrap();
+}
+
+/// A web server that handles the signal by itself stops the whole actix system of its host, before the drain.
+#[test]
+fn a_drain_gives_the_leases_up_though_the_hosts_system_has_been_stopped() {
+    actix::System::new().block_on(async {
+        let db = testing::database().await.unwrap();
+        let mut conn = AsyncPgConnection::establish(db.url()).await.unwrap();
+        let running = Tidings::new(db.database(), testing::jetstream())
+            .source(db.source())
+            .relay(Relay::default())
+            .start()
+            .await
+            .unwrap();
+        eventually("all partitions are owned", Duration::from_secs(20), async || {
+            (rows(&mut conn, "tidings.partition WHERE owner IS NOT NULL").await == 4).then_some(())
+        })
+        .await;
+        actix::System::current().stop();
+        running.drain(Duration::from_secs(10)).await.unwrap();
+        assert_eq!(rows(&mut conn, "tidings.partition WHERE owner IS NOT NULL").await, 0);
+        assert_eq!(rows(&mut conn, "tidings.node").await, 0);
+    });
+}
+
+#[tokio::test]
+async fn a_url_that_is_none_is_said_at_the_start() {
+    let db = testing::database().await.unwrap();
+    let starting = Tidings::new(db.database(), tidings::JetStream::url("nonsense://h o s t"))
+        .source("test.url")
+        .relay(Relay::default())
+        .start();
+    let error = starting.await.map(drop).expect_err("it is no URL").to_string();
+    assert!(error.contains("nats://user:password@host:port"), "{error}");
+}
+
+async fn rows(conn: &mut AsyncPgConnection, of: &str) -> i64 {
+    #[derive(diesel::QueryableByName)]
+    struct Count {
+        #[diesel(sql_type = diesel::sql_types::BigInt)]
+        n: i64,
+    }
+    let count: Count = diesel::sql_query(format!("SELECT count(*) AS n FROM {of}")).get_result(conn).await.unwrap();
+    count.n
 }

@@ -49,8 +49,8 @@ impl JetStream {
         let client = match tokio::time::timeout(Duration::from_secs(10), connecting).await {
             Ok(Ok(client)) => client,
             // The kind only: the source of the error may hold the URL.
-            Ok(Err(error)) => return Err(Error::Unreachable(error.kind().to_string())),
-            Err(_) => return Err(Error::Unreachable("no connection within 10 s".into())),
+            Ok(Err(error)) => return Err(Error::Unreachable(format!("{} ({})", error.kind(), hosts(&self.url)))),
+            Err(_) => return Err(Error::Unreachable(format!("no connection within 10 s ({})", hosts(&self.url)))),
         };
         Ok(ContextBuilder::new()
             .timeout(self.ack_timeout)
@@ -58,6 +58,19 @@ impl JetStream {
             .max_ack_inflight(MAX_ACK_INFLIGHT)
             .build(client))
     }
+}
+
+/// Whether the URLs are URLs, found before anything is tried.
+pub(super) fn check(urls: &str) -> Result<(), String> {
+    let mut urls = urls.split(',').map(str::trim).filter(|url| !url.is_empty()).peekable();
+    let fit = urls.peek().is_some() && urls.all(|url| url.parse::<ServerAddr>().is_ok());
+    if fit { Ok(()) } else { Err(NOT_A_URL.into()) }
+}
+
+/// Which servers are meant, without the credentials.
+pub(super) fn hosts(urls: &str) -> String {
+    let addresses = urls.split(',').filter_map(|url| url.trim().parse::<ServerAddr>().ok());
+    addresses.map(|address| format!("{}:{}", address.host(), address.port())).collect::<Vec<_>>().join(", ")
 }
 
 /// The servers of a URL list. The client does not read credentials out of URLs, so they go into the options.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_nats::ConnectOptions;
+use async_nats::jetstream::context::AccountErrorKind;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
@@ -101,12 +102,27 @@ impl fmt::Debug for JetStream {
 }
 
 impl Broker for JetStream {
-    fn reachable(&self) -> BoxFuture<'_, bool> {
+    fn check(&self) -> Result<(), String> {
+        connect::check(&self.url)
+    }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<(), Error>> {
         async {
-            let Ok(context) = self.shared_context().await else { return false };
+            let context = self.shared_context().await?;
             // A disconnected client would queue the question and answer it long after.
-            is_connected(&context)
-                && tokio::time::timeout(self.ack_timeout, context.query_account()).await.is_ok_and(|a| a.is_ok())
+            if !is_connected(&context) {
+                return Err(Error::Unreachable(format!("no connection to {}", connect::hosts(&self.url))));
+            }
+            let asking = tokio::time::timeout(self.ack_timeout, context.query_account());
+            match asking.await.map_err(|_| Error::Unreachable("no answer in time".into()))? {
+                Ok(_) => Ok(()),
+                Err(error) => match error.kind() {
+                    AccountErrorKind::TimedOut | AccountErrorKind::Other => Err(Error::Unreachable(error.to_string())),
+                    AccountErrorKind::JetStream(_) | AccountErrorKind::JetStreamUnavailable => {
+                        Err(Error::NoJetStream(error.to_string()))
+                    }
+                },
+            }
         }
         .boxed()
     }

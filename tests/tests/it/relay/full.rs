@@ -26,7 +26,11 @@ struct CountingPublisher {
 }
 
 impl Broker for Counting {
-    fn reachable(&self) -> BoxFuture<'_, bool> {
+    fn check(&self) -> Result<(), String> {
+        self.broker.check()
+    }
+
+    fn reachable(&self) -> BoxFuture<'_, Result<(), Error>> {
         self.broker.reachable()
     }
 
