@@ -51,7 +51,8 @@ async fn ask(
     if key.is_empty() || key.len() > 200 {
         return Err(Problem::Key);
     }
-    if request.tenant.is_empty() || request.dataset.is_empty() || !(0..=10_000).contains(&request.rows) {
+    let named = |name: &str| (1..=200).contains(&name.len()) && !name.contains('\0');
+    if !named(&request.tenant) || !named(&request.dataset) || !(0..=10_000).contains(&request.rows) {
         return Err(Problem::Request);
     }
     let mut conn = pool.get().await?;
@@ -101,6 +102,9 @@ async fn job_of(conn: &mut AsyncPgConnection, key: &str, request: ExportRequest)
 /// `GET /exports/{id}`: state and result.
 #[get("/exports/{id}")]
 async fn look(pool: Data<Pool<AsyncPgConnection>>, id: Path<String>) -> Result<HttpResponse, Problem> {
+    if id.contains('\0') {
+        return Err(Problem::NoSuchExport);
+    }
     let mut conn = pool.get().await?;
     let job = job::table.find(id.as_str()).select(Job::as_select()).first(&mut conn).await.optional()?;
     job.map(|job: Job| HttpResponse::Ok().json(job)).ok_or(Problem::NoSuchExport)
@@ -131,7 +135,7 @@ pub(crate) fn listen(database_url: &str) -> std::io::Result<(Server, SocketAddr)
 enum Problem {
     #[error("the header Idempotency-Key is missing, empty or over 200 bytes; choose a new one for each new export")]
     Key,
-    #[error("tenant and dataset must not be empty, and rows must be from 0 to 10000")]
+    #[error("tenant and dataset must have 1 to 200 bytes, none of them NUL, and rows must be from 0 to 10000")]
     Request,
     #[error("the body is not as expected: {0}")]
     Json(String),

@@ -67,7 +67,7 @@ impl Account {
             ours.len() as u64,
             "sent again",
             again,
-            "of what was stored when a relay died that did not know it",
+            "of what the relay was killed over: stored, and not known to be; each had to go out again",
         );
         self.between(
             again,
