@@ -51,17 +51,19 @@ async fn one_that_always_panics_is_set_aside_after_its_attempts() {
     running.drain(LIMIT).await.unwrap();
 }
 
-/// For five times the lease and the time for a sign of life.
+/// For three times the lease and the time for a sign of life, and for as long as the other consumer takes.
 #[tokio::test]
 async fn one_that_blocks_its_thread_delays_no_lease_no_sign_of_life_and_no_other_consumer() {
     let mut bench = Bench::new().await;
     let (begun, ended) = (Count::default(), Count::default());
     let (counting, ending) = (begun.clone(), ended.clone());
+    let (go, told) = std::sync::mpsc::channel::<()>();
+    let told = std::sync::Arc::new(std::sync::Mutex::new(told));
     let blocking = alpha(move |event, tx| {
         counting.another();
-        let ending = ending.clone();
+        let (ending, told) = (ending.clone(), std::sync::Arc::clone(&told));
         async move {
-            std::thread::sleep(Duration::from_secs(5));
+            let _ = told.lock().map(|told| told.recv());
             hear(tx, event.n, "alpha").await?;
             ending.another();
             Ok(())
@@ -69,10 +71,10 @@ async fn one_that_blocks_its_thread_delays_no_lease_no_sign_of_life_and_no_other
         .boxed()
     });
     let other = beta(|event, tx| async move { hear(tx, event.n + 1_000, "beta").await }.boxed());
-    let short = Options { ack_wait: Duration::from_secs(1), ..super::options() };
+    let short = Options { ack_wait: BLOCKED / 3, timeout: LIMIT * 2, ..super::options() };
     let running = bench
         .tidings()
-        .relay(Relay::default().lease(Duration::from_secs(1)))
+        .relay(Relay::default().lease(BLOCKED / 3))
         .engine_threads(1)
         .handler_threads(2)
         .consumer_with(blocking, short)
@@ -84,18 +86,23 @@ async fn one_that_blocks_its_thread_delays_no_lease_no_sign_of_life_and_no_other
     eventually("the relay has its partition", LIMIT, async || (bench.number(owned).await == 1).then_some(())).await;
     bench.say(1).await;
     eventually("it blocks", LIMIT, async || (begun.get() == 1).then_some(())).await;
+    let since = std::time::Instant::now();
     // All in the lane of the blocked one, so that they wait for it there.
     for n in 2..50 {
         bench.publish(super::SUBJECT, &format!("id-{n}"), &super::said(n, "lane-1"), &super::data(n)).await;
     }
-    eventually("the other consumer goes on", Duration::from_secs(4), async || {
-        (bench.number("SELECT count(*) FROM heard WHERE by = 'beta'").await == 49).then_some(())
+    eventually("the other consumer goes on, and the time is over", LIMIT, async || {
+        let heard = bench.number("SELECT count(*) FROM heard WHERE by = 'beta'").await;
+        (heard == 49 && since.elapsed() > BLOCKED).then_some(())
     })
     .await;
     assert_eq!(ended.get(), 0, "it still blocks");
+    go.send(()).unwrap();
     eventually("it ends", LIMIT, async || (ended.get() == 1).then_some(())).await;
     let delivered_again = bench.durable("alpha").await.unwrap().num_redelivered;
     assert_eq!((begun.get() <= 2, delivered_again), (true, 0));
     assert_eq!(bench.number("SELECT max(epoch) FROM tidings.partition").await, 1);
     drop(running);
 }
+
+const BLOCKED: Duration = Duration::from_secs(6);
