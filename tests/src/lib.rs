@@ -21,7 +21,7 @@ pub async fn eventually<T>(what: &str, within: Duration, mut ask: impl AsyncFnMu
 }
 
 /// Names the variable in which a test tells a child process where to die: `relay::sent@3` is the third time that point
-/// is reached. `consumer::commit-sent@1+50ms` waits first, so that what was handed to a socket goes out.
+/// is reached. `consumer::commit-sent@1+2000ms` waits first, so that what was handed to a socket goes out.
 pub const KILL_AT: &str = "TIDINGS_TEST_KILL_AT";
 
 /// In a child process: arranges to be killed, with SIGKILL by itself, at the point that [`KILL_AT`] names.

@@ -34,7 +34,7 @@ async fn in_the_handler() {
 
 #[tokio::test]
 async fn after_the_commit_was_sent() {
-    killed_at("consumer::commit-sent@4+100ms", 4).await;
+    killed_at("consumer::commit-sent@4+2000ms", 4).await;
 }
 
 #[tokio::test]
