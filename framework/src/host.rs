@@ -302,6 +302,9 @@ pub enum Error {
     /// A part could not go on.
     #[error("{0}: end the process and start it again; the log says what went wrong each time")]
     Failed(String),
+    /// The drain ended, and the leases could not be given up.
+    #[error("the leases could not be given up: PostgreSQL did not take it (the log says why); they end by themselves")]
+    LeasesKept,
     /// The drain took longer than allowed.
     #[error("the drain did not end within {}: PostgreSQL or NATS did not answer, or a handler did not return; what was in hand is done again by others", humantime::format_duration(*.0))]
     DrainTimeout(Duration),

@@ -125,16 +125,14 @@ impl Supervised for Consumer {
 }
 
 impl Handler<Drain> for Consumer {
-    type Result = ResponseFuture<()>;
+    type Result = ResponseFuture<bool>;
 
     fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
         let (done, drained) = oneshot::channel();
         self.drained.push(done);
         self.drain.send_replace(true);
         self.answer_if_drained();
-        Box::pin(async {
-            let _ = drained.await;
-        })
+        Box::pin(async { drained.await.is_ok() })
     }
 }
 

@@ -8,7 +8,7 @@ pub(crate) mod supervisor;
 
 use actix::prelude::*;
 
-/// Take no more, finish what is in hand; answered when that is done.
+/// Take no more, finish what is in hand; answered when that is done, with whether nothing was left behind.
 #[derive(Message)]
-#[rtype(result = "()")]
+#[rtype(result = "bool")]
 pub(crate) struct Drain;

@@ -292,7 +292,7 @@ impl Supervised for Node {
 }
 
 impl Handler<Drain> for Node {
-    type Result = ResponseFuture<()>;
+    type Result = ResponseFuture<bool>;
 
     fn handle(&mut self, _: Drain, _: &mut Context<Self>) -> Self::Result {
         self.draining = true;
@@ -313,8 +313,13 @@ impl Handler<Drain> for Node {
             let pool = seed.pool.clone();
             let leaving =
                 seed.engine.spawn(async move { pool.run(async |connection| lease::leave(connection, id).await).await });
-            if let Ok(Err(error)) = leaving.await {
-                tracing::warn!(%error, "the node could not sign off; its leases end by themselves");
+            match leaving.await {
+                Ok(Ok(())) => true,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the node could not sign off; its leases end by themselves");
+                    false
+                }
+                Err(_) => false,
             }
         })
     }

@@ -229,7 +229,7 @@ impl StreamHandler<Wake> for Partition {
 }
 
 impl Handler<Drain> for Partition {
-    type Result = ResponseFuture<()>;
+    type Result = ResponseFuture<bool>;
 
     fn handle(&mut self, _: Drain, context: &mut Context<Self>) -> Self::Result {
         let (done, drained) = oneshot::channel();
@@ -238,9 +238,7 @@ impl Handler<Drain> for Partition {
         if !self.running {
             self.end(context);
         }
-        Box::pin(async {
-            let _ = drained.await;
-        })
+        Box::pin(async { drained.await.is_ok() })
     }
 }
 

@@ -66,30 +66,37 @@ impl Running {
     /// PostgreSQL or NATS do.
     ///
     /// # Errors
-    /// [`Error::DrainTimeout`] if it did not end in time; nothing is lost by that.
+    /// [`Error::DrainTimeout`] if it did not end in time, [`Error::LeasesKept`] if PostgreSQL did not take it that the
+    /// leases are given up; nothing is lost by either.
     pub async fn drain(self, deadline: Duration) -> Result<(), Error> {
         let node = self.node.clone();
         let consumers = self.consumers.clone();
-        let draining: BoxFuture<'static, ()> = Box::pin(async move {
+        let draining: BoxFuture<'static, bool> = Box::pin(async move {
             let consumers = futures_util::future::join_all(consumers.into_iter().map(|consumer| consumer.send(Drain)));
             let relay = async {
-                if let Some(node) = node {
-                    let _ = node.send(Drain).await;
+                match node {
+                    Some(node) => node.send(Drain).await.unwrap_or(false),
+                    None => true,
                 }
             };
-            tokio::join!(consumers, relay);
+            tokio::join!(relay, consumers).0
         });
         let broker = Arc::clone(&self.broker);
         let all = self.engine.spawn(async move {
             tokio::time::timeout(deadline, async {
-                draining.await;
+                let signed_off = draining.await;
                 broker.flush().await;
+                signed_off
             })
             .await
         });
-        let in_time = matches!(all.await, Ok(Ok(())));
+        let ended = all.await;
         self.pools.iter().for_each(Pool::close);
         self.arbiters.stop();
-        if in_time { Ok(()) } else { Err(Error::DrainTimeout(deadline)) }
+        match ended {
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) => Err(Error::LeasesKept),
+            Ok(Err(_)) | Err(_) => Err(Error::DrainTimeout(deadline)),
+        }
     }
 }

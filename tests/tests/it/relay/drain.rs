@@ -74,8 +74,9 @@ async fn while_postgres_stands_still() {
     services.postgres.freeze();
     node.signal(Signal::SIGTERM);
     let status = node.ended(Duration::from_secs(10)).await;
-    assert_eq!(status.code(), Some(1), "it ended by itself, and said that it was not in time");
-    assert_eq!(node.said("the drain did not end within 3s"), 1);
+    assert_eq!(status.code(), Some(1), "it ended by itself, and said that it left something behind");
+    // A connection that could not be opened is an answer sooner than the deadline.
+    assert_eq!(node.said("the drain did not end within 3s") + node.said("the leases could not be given up"), 1);
     services.postgres.thaw();
     let _next = Node::start(&place, &[]).await;
     place.settles().await;
