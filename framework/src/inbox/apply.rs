@@ -298,11 +298,13 @@ async fn committing(connection: &mut AsyncPgConnection) -> diesel::QueryResult<(
 #[cfg(feature = "failpoints")]
 async fn committing(connection: &mut AsyncPgConnection) -> diesel::QueryResult<()> {
     let mut commit = std::pin::pin!(AnsiTransactionManager::commit_transaction(connection));
-    if let std::task::Poll::Ready(result) = futures_util::poll!(commit.as_mut()) {
-        return result;
-    }
+    let answered = futures_util::poll!(commit.as_mut());
+    // On a busy machine the answer may be there already; nobody has looked at it.
     failpoint!("consumer::commit-sent");
-    commit.await
+    match answered {
+        std::task::Poll::Ready(result) => result,
+        std::task::Poll::Pending => commit.await,
+    }
 }
 
 /// Gives up a connection with whatever it is in the middle of: what it waits for is cancelled, so that its locks go now,
