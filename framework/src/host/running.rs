@@ -47,7 +47,7 @@ impl Running {
     ///
     /// # Errors
     /// [`Error::Failed`] if a part could not go on: the process should end and be started again.
-    /// [`Error::DrainTimeout`] if the drain did not end in time; nothing is lost by that.
+    /// [`Error::DrainTimeout`] and [`Error::LeasesKept`] as for [`drain`](Self::drain); nothing is lost by either.
     pub async fn drain_on(self, signal: impl Future<Output = ()>, deadline: Duration) -> Result<(), Error> {
         let mut failed = self.failed.clone();
         tokio::select! {

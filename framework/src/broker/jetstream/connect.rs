@@ -62,9 +62,7 @@ impl JetStream {
 
 /// Whether the URLs are URLs, found before anything is tried.
 pub(super) fn check(urls: &str) -> Result<(), String> {
-    let mut urls = urls.split(',').map(str::trim).filter(|url| !url.is_empty()).peekable();
-    let fit = urls.peek().is_some() && urls.all(|url| url.parse::<ServerAddr>().is_ok());
-    if fit { Ok(()) } else { Err(NOT_A_URL.into()) }
+    addresses(urls, ConnectOptions::new()).map(drop).map_err(|_| NOT_A_URL.into())
 }
 
 /// Which servers are meant, without the credentials.
