@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidings::broker::{
-    Broker, Error, Message, Outcome, Publisher, StreamInfo, StreamSpec, Subscription, SubscriptionSpec,
+    Broker, Error, Message, Outcome, Position, Publisher, StreamInfo, StreamSpec, Subscription, SubscriptionSpec,
 };
 
 use crate::journal::Writer;
@@ -132,11 +132,11 @@ impl Publisher for WitnessPublisher {
         clippy::async_yields_async,
         reason = "the outer future hands the message over, the inner one is the answer"
     )]
-    fn send(&self, message: Message) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
+    fn send(&self, message: Message, expected: Option<u64>) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         async move {
             let (partition, id) = (self.partition, event_id(&message));
             self.script.journal.sent(partition, &id);
-            let answer = self.publisher.send(message).await;
+            let answer = self.publisher.send(message, expected).await;
             if self.script.ends_with(partition) {
                 // Messages go out in order: this one's answer says that all before it arrived.
                 self.script.journal.answered(partition, &id, &answer.await);
@@ -154,6 +154,14 @@ impl Publisher for WitnessPublisher {
             .boxed()
         }
         .boxed()
+    }
+
+    fn position(&self) -> BoxFuture<'_, Result<Position, Error>> {
+        self.publisher.position()
+    }
+
+    fn read(&self, stream_seq: u64) -> BoxFuture<'_, Result<Option<Message>, Error>> {
+        self.publisher.read(stream_seq)
     }
 
     fn probe(&self) -> BoxFuture<'_, bool> {

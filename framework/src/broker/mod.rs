@@ -84,8 +84,29 @@ pub trait Broker: Send + Sync + 'static {
 
 /// A publishing connection of one owner of a partition. Dropping it drops what it has not sent yet.
 pub trait Publisher: Send + Sync {
-    /// Hands a message over; the inner future is the broker's answer. Messages go out in the order of the calls.
-    fn send(&self, message: Message) -> BoxFuture<'_, BoxFuture<'static, Outcome>>;
+    /// Hands a message over; the inner future is the broker's answer, and may never come. Messages go out in the order of
+    /// the calls. With `expected` the broker stores it only as the message right after that sequence, and answers
+    /// [`Outcome::OutOfStep`] otherwise.
+    fn send(&self, message: Message, expected: Option<u64>) -> BoxFuture<'_, BoxFuture<'static, Outcome>>;
+
+    /// The most messages that [`send_batch`](Self::send_batch) takes at once. Default: the stream takes no batches.
+    fn batch(&self) -> Option<usize> {
+        None
+    }
+
+    /// Hands over messages that are stored all, right after the sequence `expected`, or not at all. The answer speaks of the
+    /// last of them. Called only where [`batch`](Self::batch) allows it.
+    fn send_batch(&self, messages: Vec<Message>, expected: u64) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
+        let _ = (messages, expected);
+        let unavailable: BoxFuture<'static, Outcome> = Box::pin(std::future::ready(Outcome::Unavailable));
+        Box::pin(std::future::ready(unavailable))
+    }
+
+    /// Where the stream stands now.
+    fn position(&self) -> BoxFuture<'_, Result<Position, Error>>;
+
+    /// The message at a sequence of the stream; `None` if there is none any more.
+    fn read(&self, stream_seq: u64) -> BoxFuture<'_, Result<Option<Message>, Error>>;
 
     /// Whether the stream answers.
     fn probe(&self) -> BoxFuture<'_, bool>;
@@ -95,6 +116,17 @@ pub trait Publisher: Send + Sync {
 
     /// The most bytes one message may have, headers included.
     fn max_message_bytes(&self) -> usize;
+}
+
+/// Where a stream stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    /// Its creation time, in nanoseconds since 1970: another one is another stream.
+    pub incarnation: i64,
+    /// The sequence of its first message; one more than the last where it has none.
+    pub first_seq: u64,
+    /// The sequence of its last message; 0 where it never had one.
+    pub last_seq: u64,
 }
 
 /// The stream that a partition needs.

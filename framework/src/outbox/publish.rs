@@ -233,7 +233,7 @@ impl Tenure {
             return futures_util::future::ready(Outcome::Refused(Refusal::TooLarge)).boxed();
         }
         let message = Message::new(subject, row.envelope.message_id(), headers, row.envelope.data.clone());
-        let acknowledgement = self.publisher.send(message).await;
+        let acknowledgement = self.publisher.send(message, None).await;
         failpoint!("relay::sent");
         acknowledgement
     }

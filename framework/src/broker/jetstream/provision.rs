@@ -170,7 +170,7 @@ pub(super) async fn streams(context: &Context, source: &str) -> Result<Vec<Strea
         .collect())
 }
 
-fn incarnation(info: &Info) -> i64 {
+pub(super) fn incarnation(info: &Info) -> i64 {
     i64::try_from(info.created.unix_timestamp_nanos()).unwrap_or(i64::MAX)
 }
 

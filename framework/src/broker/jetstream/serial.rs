@@ -12,8 +12,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::connect::is_connected;
-use super::provision::Provisioned;
-use crate::broker::{Message, Outcome, Publisher, Refusal, Stored, Unclear};
+use super::provision::{Provisioned, incarnation};
+use crate::broker::{Error, Message, Outcome, Position, Publisher, Refusal, Stored, Unclear};
 use crate::protocol::outcome::of_error;
 
 pub(super) struct Serial {
@@ -33,7 +33,7 @@ impl Publisher for Serial {
         clippy::async_yields_async,
         reason = "the outer future hands the message over, the inner one is the answer"
     )]
-    fn send(&self, message: Message) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
+    fn send(&self, message: Message, expected: Option<u64>) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         async move {
             // A disconnected client would queue the message, and send it long after we gave up on it.
             if !is_connected(&self.context) {
@@ -45,7 +45,10 @@ impl Publisher for Serial {
             let identity = Identity::of(&message);
             let id = message.message_id;
             let deadline = Instant::now() + self.ack_timeout;
-            let publish = PublishMessage::build().payload(message.payload).headers(headers).message_id(&id);
+            let mut publish = PublishMessage::build().payload(message.payload).headers(headers).message_id(&id);
+            if let Some(expected) = expected {
+                publish = publish.expected_last_sequence(expected);
+            }
             // Handing over waits for a place in the client, which one that stands still may never give.
             let handing_over = self.context.send_publish(message.subject, publish);
             match tokio::time::timeout_at(deadline.into(), handing_over).await {
@@ -63,6 +66,48 @@ impl Publisher for Serial {
                     }
                     .boxed()
                 }
+            }
+        }
+        .boxed()
+    }
+
+    fn position(&self) -> BoxFuture<'_, Result<Position, Error>> {
+        async {
+            let unreachable = |error: String| Error::Unreachable(error);
+            let asking = self.context.get_stream(&self.stream.name);
+            let stream = tokio::time::timeout(self.ack_timeout, asking)
+                .await
+                .map_err(|_| unreachable("no answer in time".into()))?
+                .map_err(|error| unreachable(error.to_string()))?;
+            let info = stream.cached_info();
+            Ok(Position {
+                incarnation: incarnation(info),
+                first_seq: info.state.first_sequence,
+                last_seq: info.state.last_sequence,
+            })
+        }
+        .boxed()
+    }
+
+    fn read(&self, stream_seq: u64) -> BoxFuture<'_, Result<Option<Message>, Error>> {
+        async move {
+            let unreachable = |error: String| Error::Unreachable(error);
+            let stream = self.context.get_stream_no_info(&self.stream.name).await;
+            let stream = stream.map_err(|error| unreachable(error.to_string()))?;
+            match tokio::time::timeout(self.ack_timeout, stream.get_raw_message(stream_seq)).await {
+                Err(_) => Err(unreachable("no answer in time".into())),
+                Ok(Ok(there)) => {
+                    let headers = there.headers.iter().flat_map(|(name, values)| {
+                        values.iter().map(|value| (name.to_string(), value.as_str().to_owned()))
+                    });
+                    let headers: Vec<(String, String)> = headers.collect();
+                    let id = headers.iter().find(|(name, _)| name == "Nats-Msg-Id").map(|(_, id)| id.clone());
+                    Ok(Some(Message::new(there.subject.to_string(), id.unwrap_or_default(), headers, there.payload)))
+                }
+                Ok(Err(error)) => match error.kind() {
+                    RawMessageErrorKind::NoMessageFound => Ok(None),
+                    _ => Err(unreachable(error.to_string())),
+                },
             }
         }
         .boxed()

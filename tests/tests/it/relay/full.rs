@@ -8,7 +8,7 @@ use diesel_async::{AsyncConnection, AsyncPgConnection};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tidings::broker::{
-    Broker, Error, Message, Outcome, Publisher, StreamInfo, StreamSpec, Subscription, SubscriptionSpec,
+    Broker, Error, Message, Outcome, Position, Publisher, StreamInfo, StreamSpec, Subscription, SubscriptionSpec,
 };
 use tidings::{Database, JetStream, NewEvent, Relay, Tidings};
 
@@ -56,9 +56,17 @@ impl Broker for Counting {
 }
 
 impl Publisher for CountingPublisher {
-    fn send(&self, message: Message) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
+    fn send(&self, message: Message, expected: Option<u64>) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         self.offered.fetch_add(1, Ordering::SeqCst);
-        self.publisher.send(message)
+        self.publisher.send(message, expected)
+    }
+
+    fn position(&self) -> BoxFuture<'_, Result<Position, Error>> {
+        self.publisher.position()
+    }
+
+    fn read(&self, stream_seq: u64) -> BoxFuture<'_, Result<Option<Message>, Error>> {
+        self.publisher.read(stream_seq)
     }
 
     fn probe(&self) -> BoxFuture<'_, bool> {
