@@ -18,7 +18,7 @@ use super::dead::dead;
 use super::lease::{Tenancy, Trust};
 use super::release::release;
 use crate::broker::jetstream::subject_of;
-use crate::broker::{Message, Outcome, Publisher, Refusal};
+use crate::broker::{Message, Outcome, Publisher, Refusal, Unclear};
 use crate::failpoint::failpoint;
 use crate::postgres::{Error as DatabaseError, Pool};
 use crate::protocol::backoff::Backoff;
@@ -233,9 +233,14 @@ impl Tenure {
             return futures_util::future::ready(Outcome::Refused(Refusal::TooLarge)).boxed();
         }
         let message = Message::new(subject, row.envelope.message_id(), headers, row.envelope.data.clone());
+        let deadline = Instant::now() + self.publisher.answers_within();
         let acknowledgement = self.publisher.send(message, None).await;
         failpoint!("relay::sent");
-        acknowledgement
+        async move {
+            let answer = tokio::time::timeout_at(deadline.into(), acknowledgement).await;
+            answer.unwrap_or(Outcome::Unconfirmed(Unclear::TimedOut))
+        }
+        .boxed()
     }
 
     /// Does what follows from an answer; `true` if the lane may go on.
