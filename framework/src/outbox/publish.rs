@@ -2,7 +2,6 @@
 //! batches, all at the same time; nothing is held over the broker's answers, and anything unclear ends the connection and is
 //! decided by reading the stream.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -294,7 +293,7 @@ impl Tenure {
             self.singly = self.singly.saturating_sub(count);
             let ticket = link.chain.sent(u64::try_from(count).unwrap_or(u64::MAX));
             link.sent.insert(ticket, rows);
-            link.deadlines.push_back((ticket, Instant::now() + link.publisher.ack_timeout()));
+            link.deadlines.push_back((ticket, Instant::now() + link.publisher.answers_within()));
             link.in_flight.push(async move { (ticket, answer.await) }.boxed());
         }
         telemetry::publishes(self.tenancy.partition, publishes);
