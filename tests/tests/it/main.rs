@@ -1,6 +1,7 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
 mod append;
+mod broker;
 mod consumer;
 mod examples;
 mod migrate;
