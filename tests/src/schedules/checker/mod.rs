@@ -4,6 +4,8 @@
 mod judge;
 mod streams;
 mod tables;
+#[cfg(test)]
+mod tests;
 
 pub use judge::{Told, judge};
 pub use streams::{Message, Stream, read as read_streams, remove as remove_streams};
