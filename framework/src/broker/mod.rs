@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 
 pub use jetstream::JetStream;
 
-pub use crate::protocol::outcome::{Outcome, Refusal, Stored, Unclear};
+pub use crate::protocol::outcome::{Outage, Outcome, Refusal, Stored, Unclear};
 
 /// One message on its way to the broker, or from it.
 #[derive(Clone, PartialEq, Eq)]
@@ -98,8 +98,8 @@ pub trait Publisher: Send + Sync {
     /// last of them. Called only where [`batch`](Self::batch) allows it.
     fn send_batch(&self, messages: Vec<Message>, expected: u64) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         let _ = (messages, expected);
-        let unavailable: BoxFuture<'static, Outcome> = Box::pin(std::future::ready(Outcome::Unavailable));
-        Box::pin(std::future::ready(unavailable))
+        let abandoned: BoxFuture<'static, Outcome> = Box::pin(std::future::ready(Outcome::Abandoned));
+        Box::pin(std::future::ready(abandoned))
     }
 
     /// Where the stream stands now.

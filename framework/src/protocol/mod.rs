@@ -3,6 +3,7 @@
 pub mod attempt;
 pub mod backoff;
 pub mod breaker;
+pub mod chain;
 pub mod lanes;
 pub mod lease;
 pub mod outcome;
