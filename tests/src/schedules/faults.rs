@@ -58,6 +58,11 @@ impl Target {
             }
             Fault::Steal { partition, thief } => self.steal(partition, thief).await,
             Fault::Clock { ahead } => self.execute(&clock(ahead)).await,
+            Fault::SetAside { rows, time } => {
+                self.execute(&set_aside(rows)).await?;
+                tokio::time::sleep(time).await;
+                self.execute(RESOLVE).await
+            }
             Fault::CutBroker { relay, held, time } => {
                 let relay = self.relays[relay].lock().await;
                 cut(&relay, &relay.nats, held, time).await;
@@ -133,17 +138,17 @@ impl Target {
         self.execute(&format!("UPDATE tidings.partition p SET epoch = epoch + 1, {set} WHERE id = {partition}")).await
     }
 
-    /// A statement at the database; one that is away just now is another fault's doing, and this one is left out.
+    /// A statement at the database; one that is away just now is another fault's doing, and comes back.
     async fn execute(&self, sql: &str) -> Result<(), Error> {
-        for _ in 0..20 {
+        for _ in 0..300 {
             if let Ok(client) = connect(&self.database).await
                 && client.batch_execute(sql).await.is_ok()
             {
-                break;
+                return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Ok(())
+        Err(format!("the database did not take: {sql}").into())
     }
 
     async fn blocking(
@@ -163,6 +168,21 @@ fn clock(ahead: bool) -> String {
          UPDATE tidings.pending SET next_attempt_at = next_attempt_at {by} WHERE state = 'retrying'"
     )
 }
+
+/// What an operator, or the relay itself, does with events that cannot go on.
+fn set_aside(rows: usize) -> String {
+    format!(
+        "UPDATE tidings.pending p SET state = 'dead', last_error = 'set aside by a schedule' FROM (
+            SELECT partition, seq FROM tidings.pending WHERE state = 'ready' ORDER BY seq DESC LIMIT {rows} FOR UPDATE SKIP LOCKED
+         ) some WHERE p.partition = some.partition AND p.seq = some.seq"
+    )
+}
+
+/// Redrive of some, discard of the others; what has no version leaves no tombstone.
+const RESOLVE: &str = "
+    UPDATE tidings.pending p SET last_error = NULL, state = CASE WHEN e.version IS NULL OR e.seq % 2 = 0
+           THEN 'ready'::tidings.pending_state ELSE 'tombstone' END
+      FROM tidings.event e WHERE e.seq = p.seq AND p.state = 'dead'";
 
 async fn cut(relay: &Relay, proxies: &[Proxy], held: Held, time: Duration) {
     let direction = match held {

@@ -119,6 +119,7 @@ pub async fn run(world: &World, plan: &Plan, broken: Option<Broken>) -> Result<O
     }
     while ledger.count() < EVENTS {
         bursts.burst(&database, 200).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     ledger.enough();
     while let Some(written) = writing.join_next().await {

@@ -117,6 +117,7 @@ pub enum Fault {
     AtPoint { relay: usize, at: At, point: &'static str, count: usize },
     Steal { partition: i32, thief: Thief },
     Clock { ahead: bool },
+    SetAside { rows: usize, time: Duration },
     CutBroker { relay: usize, held: Held, time: Duration },
     CutDatabase { relay: usize, held: Held, time: Duration },
     Broker { node: usize, how: Away, time: Duration },
@@ -175,9 +176,9 @@ fn fault(dice: &mut Dice, servers: Servers, settings: &Settings, number: usize) 
     let cut_after = dice.millis(0..=400);
     let kind = match servers {
         // The first of them is what only a cluster has.
-        Servers::Three if number == 0 => dice.of(24..=27),
-        Servers::Three => dice.of(0..=27),
-        Servers::One => dice.of(0..=23),
+        Servers::Three if number == 0 => dice.of(25..=28),
+        Servers::Three => dice.of(0..=28),
+        Servers::One => dice.of(0..=24),
     };
     match kind {
         0..=2 => Fault::KillRelay { relay, away },
@@ -198,7 +199,8 @@ fn fault(dice: &mut Dice, servers: Servers, settings: &Settings, number: usize) 
         19 => Fault::CutDatabase { relay, held: Held::All, time: past_the_lease },
         20..=21 => Fault::Broker { node: dice.of(0..=2), how, time: away },
         22..=23 => Fault::Database { how, time: away },
-        24..=26 => Fault::StepDown { partition },
+        24 => Fault::SetAside { rows: dice.of(3..=30), time: dice.millis(100..=1_500) },
+        25..=27 => Fault::StepDown { partition },
         _ => Fault::KillLeader { partition, time: away },
     }
 }
@@ -262,6 +264,12 @@ impl fmt::Display for Fault {
                 write!(
                     f,
                     "the database's clock is set {way} by an hour: leases, heartbeats and retries are that far off"
+                )
+            }
+            Fault::SetAside { rows, time } => {
+                write!(
+                    f,
+                    "{rows} pending rows are set aside as dead; after {time:?} some go on, the others as tombstones"
                 )
             }
             Fault::CutBroker { relay, held, time } => {

@@ -159,7 +159,7 @@ fn evidence(tables: &Tables, streams: &[Stream], found: &mut Found) {
     for confirmation in &tables.confirmations {
         *times.entry(confirmation.seq).or_default() += 1;
         let Some(event) = by_seq.get(&confirmation.seq) else {
-            found.add("evidence of no event", &format!("{confirmation:?}"));
+            found.add("evidence of no event", &confirmation.to_string());
             continue;
         };
         let place = u64::try_from(confirmation.stream_seq).unwrap_or(0);
@@ -168,7 +168,7 @@ fn evidence(tables: &Tables, streams: &[Stream], found: &mut Found) {
                 message.header("ce-id") == Some(event.id.as_str()) && *incarnation == confirmation.incarnation
             });
         if !true_ {
-            found.add("evidence is not true", &format!("{} is not at {confirmation:?}", event.id));
+            found.add("evidence is not true", &format!("{} is not there: {confirmation}", event.id));
         }
         let newest = last.entry(confirmation.partition).or_insert((0, 0));
         *newest = (*newest).max((confirmation.stream_seq, confirmation.seq));
@@ -216,7 +216,9 @@ fn owners(tables: &Tables, found: &mut Found) {
                 && change.at < confirmation.at
         });
         if let Some(later) = later {
-            found.add("confirmed under an epoch that was over", &format!("{confirmation:?}, {later:?}"));
+            let late = (confirmation.at - later.at) as f64 / 1_000.0;
+            let what = format!("{confirmation}, {late} ms after epoch {} had begun", later.epoch);
+            found.add("confirmed under an epoch that was over", &what);
         }
     }
 }
@@ -243,4 +245,4 @@ impl Found {
     }
 }
 
-const SHOWN: usize = 4;
+const SHOWN: usize = 3;

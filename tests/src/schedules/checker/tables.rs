@@ -53,6 +53,13 @@ pub struct Confirmation {
     pub at: i64,
 }
 
+impl std::fmt::Display for Confirmation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Confirmation { seq, partition, incarnation, stream_seq, epoch, .. } = self;
+        write!(f, "seq {seq} at {stream_seq} of partition {partition} (stream of {incarnation}) under epoch {epoch}")
+    }
+}
+
 /// Someone owned a partition from then on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {

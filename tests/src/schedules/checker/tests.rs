@@ -76,7 +76,7 @@ fn judged(case: &Case) -> String {
 }
 
 #[track_caller]
-fn is_found(what: &str, change: impl FnOnce(&mut Case)) {
+fn is_found<T>(what: &str, change: impl FnOnce(&mut Case) -> T) {
     let mut case = well();
     change(&mut case);
     let judged = judged(&case);
@@ -121,23 +121,23 @@ fn a_tombstone_stands_for_its_version() {
 
 #[test]
 fn loss_is_found() {
-    is_found("lost: committed and in no stream", |case| drop(case.streams[0].messages.pop()));
+    is_found("lost: committed and in no stream", |case| case.streams[0].messages.pop());
     is_found("still pending", |case| {
         case.tables.pending.push(Pending { seq: 1, state: "ready".into(), last_error: None });
     });
-    is_found("committed and not in the table", |case| drop(case.committed.insert("e9".into())));
+    is_found("committed and not in the table", |case| case.committed.insert("e9".into()));
 }
 
 #[test]
 fn what_was_never_said_is_found() {
-    is_found("rolled back and in the table", |case| drop(case.undone.insert("e1".into())));
+    is_found("rolled back and in the table", |case| case.undone.insert("e1".into()));
     is_found("published, though rolled back", |case| {
         case.streams[0].messages[3].headers.insert("ce-id".into(), "gone".into());
     });
     is_found("published, and not in the table", |case| {
         case.streams[0].messages[3].headers.insert("ce-id".into(), "foreign".into());
     });
-    is_found("a message without an id", |case| drop(case.streams[0].messages[3].headers.remove("ce-id")));
+    is_found("a message without an id", |case| case.streams[0].messages[3].headers.remove("ce-id"));
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn untrue_evidence_is_found() {
     is_found("evidence is not true", |case| case.tables.confirmations[0].stream_seq = 2);
     is_found("evidence is not true", |case| case.tables.confirmations[0].incarnation = 8);
     is_found("evidence of no event", |case| case.tables.confirmations[0].seq = 9);
-    is_found("never confirmed", |case| drop(case.tables.confirmations.pop()));
+    is_found("never confirmed", |case| case.tables.confirmations.pop());
     is_found("confirmed more than once", |case| {
         let again = case.tables.confirmations[0];
         case.tables.confirmations.push(again);
