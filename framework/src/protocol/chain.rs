@@ -92,6 +92,11 @@ impl Chain {
         self.predicted
     }
 
+    /// Up to here everything of the run is stored as predicted.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
     /// Counts what was sent with the expectation of [`expected`](Self::expected): one message, or a batch of `messages`.
     pub fn sent(&mut self, messages: u64) -> Ticket {
         let ticket = Ticket(self.first + self.slots.len() as u64);

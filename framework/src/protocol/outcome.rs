@@ -107,33 +107,13 @@ pub fn of_error(code: u64, status: u16) -> Outcome {
     }
 }
 
-/// What follows for the event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
-    /// Record the evidence and end the pending row.
-    Confirm(Stored),
-    /// Nothing is counted: hold the lane a moment, and ask whether the broker is there at all.
-    Wait,
-    /// The broker answered for this very event: record the failed attempt and back off.
-    Retry(String),
-    /// Set it aside.
-    Die(String),
-}
-
-/// What follows from an outcome. An outage burns no attempts; what is unclear is neither failed nor stored.
-pub fn next(outcome: &Outcome) -> Next {
-    match outcome {
-        Outcome::Stored(stored) => Next::Confirm(*stored),
-        Outcome::Unconfirmed(unclear @ (Unclear::Code(_) | Unclear::NotOurs | Unclear::Elsewhere)) => {
-            Next::Retry(unclear.to_string())
+impl Unclear {
+    /// The broker answered for this very event, so the attempt counts; silence says nothing about it.
+    pub fn speaks_of_the_event(&self) -> bool {
+        match self {
+            Unclear::Code(_) | Unclear::NotOurs => true,
+            Unclear::TimedOut | Unclear::ConnectionLost | Unclear::Elsewhere => false,
         }
-        Outcome::Unconfirmed(Unclear::TimedOut | Unclear::ConnectionLost)
-        | Outcome::Unavailable(_)
-        | Outcome::Abandoned => Next::Wait,
-        Outcome::OutOfStep => {
-            Next::Retry("the stream stands elsewhere than expected: does something else publish to it?".into())
-        }
-        Outcome::Refused(refusal) => Next::Die(refusal.to_string()),
     }
 }
 
