@@ -174,7 +174,7 @@ fn set_aside(rows: usize) -> String {
     format!(
         "UPDATE tidings.pending p SET state = 'dead', last_error = 'set aside by a schedule' FROM (
             SELECT partition, seq FROM tidings.pending WHERE state = 'ready' ORDER BY seq DESC LIMIT {rows} FOR UPDATE SKIP LOCKED
-         ) some WHERE p.partition = some.partition AND p.seq = some.seq"
+         ) chosen WHERE p.partition = chosen.partition AND p.seq = chosen.seq"
     )
 }
 
