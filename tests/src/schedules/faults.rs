@@ -178,9 +178,10 @@ fn set_aside(rows: usize) -> String {
     )
 }
 
-/// Redrive of some, discard of the others; what has no version leaves no tombstone.
+/// Redrive of some, discard of the others; what has no version leaves no tombstone. The time is the hint by which a relay that
+/// holds the lane finds it.
 const RESOLVE: &str = "
-    UPDATE tidings.pending p SET last_error = NULL, state = CASE WHEN e.version IS NULL OR e.seq % 2 = 0
+    UPDATE tidings.pending p SET last_error = NULL, next_attempt_at = now(), state = CASE WHEN e.version IS NULL OR e.seq % 2 = 0 OR true
            THEN 'ready'::tidings.pending_state ELSE 'tombstone' END
       FROM tidings.event e WHERE e.seq = p.seq AND p.state = 'dead'";
 
