@@ -26,6 +26,7 @@ use crate::protocol::backoff::Backoff;
 use crate::protocol::breaker::{Ask, Breaker};
 use crate::protocol::chain::{Chain, End, Step, Ticket};
 use crate::protocol::lanes::Lanes;
+use crate::protocol::lease::Epoch;
 use crate::telemetry;
 
 /// The limits of a relay.
@@ -61,6 +62,8 @@ pub(crate) struct Tenure {
     /// Runs in a row in which the broker took nothing because it is full.
     barren: u32,
     said_full: Option<Instant>,
+    /// There was a connection before.
+    linked: bool,
     link: Option<Link>,
 }
 
@@ -75,6 +78,9 @@ struct Link {
     sent: HashMap<Ticket, Vec<Claimed>>,
     deadlines: VecDeque<(Ticket, Instant)>,
     broken_at: Option<Instant>,
+    /// Up to this sequence a message of an earlier connection may still come in. It would take the place of one of ours, and
+    /// those behind it would fit again, so none of them may be of the same lane.
+    careful_until: u64,
     /// Rows of a broken run that were not stored.
     back: Vec<Claimed>,
     outage: Option<Outage>,
@@ -129,6 +135,7 @@ impl Tenure {
             singly: 0,
             barren: 0,
             said_full: None,
+            linked: false,
             link: None,
         }
     }
@@ -189,6 +196,8 @@ impl Tenure {
             Stopped::Database(error) => Interrupted::Database(error),
             other @ (Stopped::Broker(_) | Stopped::Foreign { .. }) => Interrupted::Stopped(other),
         })?;
+        self.breaker.close();
+        telemetry::breaker(self.tenancy.partition, false);
         let now = Instant::now();
         let limits = &self.ground.limits;
         let bounds = Bounds {
@@ -197,8 +206,11 @@ impl Tenure {
             row_bytes: i64::try_from(publisher.max_message_bytes()).unwrap_or(i64::MAX),
             ceiling_ms: i64::try_from(limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
         };
+        let earlier = self.tenancy.epoch != Epoch(1) || std::mem::replace(&mut self.linked, true);
+        let in_flight = u64::try_from(limits.in_flight).unwrap_or(u64::MAX);
         Ok(Link {
             publisher,
+            careful_until: if earlier { last.saturating_add(in_flight) } else { 0 },
             chain: Chain::at(last),
             reader: Reader::new(self.tenancy, bounds, now),
             queue: VecDeque::new(),
@@ -218,11 +230,13 @@ impl Tenure {
     async fn run(&mut self, link: &mut Link) -> Result<Rest, Interrupted> {
         self.check_position(link).await?;
         link.reader.hint();
+        let barren = self.barren;
         let mut reading: Option<Task<Result<Answer, DatabaseError>>> = None;
         let mut confirming: Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> = None;
         loop {
             let now = Instant::now();
-            let stops = !self.trust.holds() || self.breaker.ask(now) != Ask::Publish;
+            // Tried once more in vain: the next try is the next pass.
+            let stops = !self.trust.holds() || self.barren > barren;
             if reading.is_none() && !stops {
                 reading = self.read(link, now);
             }
@@ -233,17 +247,9 @@ impl Tenure {
                 let idle = link.in_flight.is_empty() && (stops || (link.queue.is_empty() && reading.is_none()));
                 confirming = self.confirm(link, idle, now);
             }
-            if link.in_flight.is_empty()
-                && confirming.is_none()
-                && (reading.is_none() || stops)
-                && link.stored.is_empty()
-            {
-                if stops || link.queue.is_empty() {
-                    return Ok(self.rest(link));
-                }
-                if self.barren > 0 {
-                    return Ok(self.rest(link));
-                }
+            let nothing_to_send = stops || (link.queue.is_empty() && reading.is_none());
+            if nothing_to_send && link.in_flight.is_empty() && confirming.is_none() && link.stored.is_empty() {
+                return Ok(self.rest(link));
             }
             let deadline = link.deadline(now);
             let linger = link.stored_at.filter(|_| confirming.is_none()).map(|at| at + LINGER);
@@ -301,7 +307,9 @@ impl Tenure {
     /// Sends as much as may be in flight. Trust is looked at before every message.
     async fn send(&mut self, link: &mut Link) -> Result<(), Interrupted> {
         let batch = link.publisher.batch().filter(|_| self.singly == 0 && self.barren == 0);
+        let careful = link.chain.expected() < link.careful_until;
         let limit = match batch {
+            Some(_) if careful => 1,
             Some(_) => BATCHES_IN_FLIGHT,
             None if self.singly > 0 || self.barren > 0 => 1,
             None => self.ground.limits.in_flight,
@@ -311,6 +319,9 @@ impl Tenure {
         {
             let want = batch.map_or(1, |most| most.min(BATCH));
             if want > 1 && link.queue.len() < SMALL_BATCH && link.chain.in_flight() > 0 {
+                break;
+            }
+            if careful && link.is_in_flight(link.queue[0].row.lane) {
                 break;
             }
             let (rows, mut messages) = self.take(link, want).await?;
@@ -555,6 +566,10 @@ impl Tenure {
 }
 
 impl Link {
+    fn is_in_flight(&self, lane: i64) -> bool {
+        self.sent.values().flatten().any(|claimed| claimed.row.lane == lane)
+    }
+
     /// When the oldest answer is overdue. In a broken run all that can still come is there soon: what the broker lost has
     /// no answer, and what stands behind it is refused at once.
     fn deadline(&self, now: Instant) -> Option<Instant> {
