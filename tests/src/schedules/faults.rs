@@ -68,6 +68,13 @@ impl Target {
                 cut(&relay, &relay.nats, held, time).await;
                 Ok(())
             }
+            Fault::LateBroker { relay, time } => {
+                let relay = self.relays[relay].lock().await;
+                relay.nats.iter().for_each(|proxy| proxy.freeze_only(Direction::ToServer));
+                tokio::time::sleep(time).await;
+                relay.nats.iter().for_each(Proxy::thaw);
+                Ok(())
+            }
             Fault::CutDatabase { relay, held, time } => {
                 let relay = self.relays[relay].lock().await;
                 cut(&relay, std::slice::from_ref(&relay.postgres), held, time).await;

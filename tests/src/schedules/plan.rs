@@ -119,6 +119,7 @@ pub enum Fault {
     Clock { ahead: bool },
     SetAside { rows: usize, time: Duration },
     CutBroker { relay: usize, held: Held, time: Duration },
+    LateBroker { relay: usize, time: Duration },
     CutDatabase { relay: usize, held: Held, time: Duration },
     Broker { node: usize, how: Away, time: Duration },
     Database { how: Away, time: Duration },
@@ -176,9 +177,9 @@ fn fault(dice: &mut Dice, servers: Servers, settings: &Settings, number: usize) 
     let cut_after = dice.millis(0..=400);
     let kind = match servers {
         // The first of them is what only a cluster has.
-        Servers::Three if number == 0 => dice.of(25..=28),
-        Servers::Three => dice.of(0..=28),
-        Servers::One => dice.of(0..=24),
+        Servers::Three if number == 0 => dice.of(27..=30),
+        Servers::Three => dice.of(0..=30),
+        Servers::One => dice.of(0..=26),
     };
     match kind {
         0..=2 => Fault::KillRelay { relay, away },
@@ -200,7 +201,10 @@ fn fault(dice: &mut Dice, servers: Servers, settings: &Settings, number: usize) 
         20..=21 => Fault::Broker { node: dice.of(0..=2), how, time: away },
         22..=23 => Fault::Database { how, time: away },
         24 => Fault::SetAside { rows: dice.of(3..=30), time: dice.millis(100..=1_500) },
-        25..=27 => Fault::StepDown { partition },
+        // Before and after the relay gives up on the answers, and after another one has its partitions.
+        25 => Fault::LateBroker { relay, time: settings.ack.mul_f64(0.5) + dice.millis(0..=1_500) },
+        26 => Fault::LateBroker { relay, time: past_the_lease },
+        27..=29 => Fault::StepDown { partition },
         _ => Fault::KillLeader { partition, time: away },
     }
 }
@@ -274,6 +278,9 @@ impl fmt::Display for Fault {
             }
             Fault::CutBroker { relay, held, time } => {
                 write!(f, "relay {relay} and the broker: {held} for {time:?}, then the connections are cut")
+            }
+            Fault::LateBroker { relay, time } => {
+                write!(f, "what relay {relay} sends to the broker comes in {time:?} late, whoever has given up on it")
             }
             Fault::CutDatabase { relay, held, time } => {
                 write!(f, "relay {relay} and the database: {held} for {time:?}, then the connections are cut")
