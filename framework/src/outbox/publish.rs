@@ -2,29 +2,26 @@
 //! batches, all at the same time; nothing is held over the broker's answers, and anything unclear ends the connection and is
 //! decided by reading the stream.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 
 use super::claim::Claimed;
-use super::confirm::{Confirmed, Evidence, confirm};
+use super::confirm::{Confirming, Evidence, LINGER};
 use super::lease::{Tenancy, Trust};
-use super::read::{Answer, Bounds, Reader};
+use super::link::{Link, message_of};
+use super::read::{Answer, Reader};
 use super::reconcile::{Stopped, reconcile};
 use super::task::Task;
-use crate::broker::jetstream::subject_of;
-use crate::broker::{Broker, Message, Outage, Outcome, Publisher, Refusal, StreamSpec};
+use crate::broker::{Broker, Message, Outage, Outcome, StreamSpec};
 use crate::event;
 use crate::failpoint::failpoint;
 use crate::postgres::{Error as DatabaseError, Pool};
 use crate::protocol::backoff::Backoff;
 use crate::protocol::breaker::{Ask, Breaker};
-use crate::protocol::chain::{Chain, End, Step, Ticket};
+use crate::protocol::chain::{End, Step, Ticket};
 use crate::protocol::lanes::Lanes;
 use crate::protocol::lease::Epoch;
 use crate::telemetry;
@@ -65,28 +62,6 @@ pub(crate) struct Tenure {
     /// There was a connection before.
     linked: bool,
     link: Option<Link>,
-}
-
-/// What lives as long as one connection: it begins with a reconciled stream.
-struct Link {
-    publisher: Box<dyn Publisher>,
-    chain: Chain,
-    reader: Reader,
-    queue: VecDeque<Claimed>,
-    queue_bytes: i64,
-    in_flight: FuturesUnordered<BoxFuture<'static, (Ticket, Outcome)>>,
-    sent: HashMap<Ticket, Vec<Claimed>>,
-    deadlines: VecDeque<(Ticket, Instant)>,
-    broken_at: Option<Instant>,
-    /// Up to this sequence a message of an earlier connection may still come in. It would take the place of one of ours, and
-    /// those behind it would fit again, so none of them may be of the same lane.
-    careful_until: u64,
-    /// Rows of a broken run that were not stored.
-    back: Vec<Claimed>,
-    outage: Option<Outage>,
-    stored: VecDeque<(i64, Evidence)>,
-    stored_at: Option<Instant>,
-    position_at: Instant,
 }
 
 /// Why a pass ended early.
@@ -180,6 +155,7 @@ impl Tenure {
     }
 
     async fn open(&mut self) -> Result<Link, Interrupted> {
+        let history = self.ground.pool.history();
         let spec = StreamSpec {
             source: self.ground.source.clone(),
             partition: self.tenancy.partition.0,
@@ -198,33 +174,8 @@ impl Tenure {
         })?;
         self.breaker.close();
         telemetry::breaker(self.tenancy.partition, false);
-        let now = Instant::now();
-        let limits = &self.ground.limits;
-        let bounds = Bounds {
-            rows: limits.window,
-            bytes: i64::try_from(limits.window_bytes).unwrap_or(i64::MAX),
-            row_bytes: i64::try_from(publisher.max_message_bytes()).unwrap_or(i64::MAX),
-            ceiling_ms: i64::try_from(limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
-        };
         let earlier = self.tenancy.epoch != Epoch(1) || std::mem::replace(&mut self.linked, true);
-        let in_flight = u64::try_from(limits.in_flight).unwrap_or(u64::MAX);
-        Ok(Link {
-            publisher,
-            careful_until: if earlier { last.saturating_add(in_flight) } else { 0 },
-            chain: Chain::at(last),
-            reader: Reader::new(self.tenancy, bounds, now),
-            queue: VecDeque::new(),
-            queue_bytes: 0,
-            in_flight: FuturesUnordered::new(),
-            sent: HashMap::new(),
-            deadlines: VecDeque::new(),
-            broken_at: None,
-            back: Vec::new(),
-            outage: None,
-            stored: VecDeque::new(),
-            stored_at: None,
-            position_at: now,
-        })
+        Ok(Link::new(publisher, self.tenancy, &self.ground.limits, last, earlier, history))
     }
 
     async fn run(&mut self, link: &mut Link) -> Result<Rest, Interrupted> {
@@ -232,11 +183,14 @@ impl Tenure {
         link.reader.hint();
         let barren = self.barren;
         let mut reading: Option<Task<Result<Answer, DatabaseError>>> = None;
-        let mut confirming: Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> = None;
+        let mut confirming: Option<Task<Confirming>> = None;
         loop {
             let now = Instant::now();
             // Tried once more in vain: the next try is the next pass.
             let stops = !self.trust.holds() || self.barren > barren;
+            if self.ground.pool.history() != link.history {
+                return Err(Interrupted::Unclear("PostgreSQL was restarted, or is another server now".into()));
+            }
             if reading.is_none() && !stops {
                 reading = self.read(link, now);
             }
@@ -339,7 +293,7 @@ impl Tenure {
             self.singly = self.singly.saturating_sub(count);
             let ticket = link.chain.sent(u64::try_from(count).unwrap_or(u64::MAX));
             link.sent.insert(ticket, rows);
-            link.deadlines.push_back((ticket, Instant::now() + link.publisher.ack_timeout()));
+            link.deadlines.push_back((ticket, Instant::now() + link.publisher.answers_within()));
             link.in_flight.push(async move { (ticket, answer.await) }.boxed());
         }
         telemetry::publishes(self.tenancy.partition, publishes);
@@ -376,11 +330,10 @@ impl Tenure {
     /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
     fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
         let (lane, seq) = (claimed.row.lane, claimed.row.seq);
-        let (behind, others) = std::mem::take(&mut link.queue)
-            .into_iter()
-            .partition(|queued| queued.row.lane == lane && queued.row.seq > seq);
-        link.queue = others;
-        let behind: VecDeque<Claimed> = behind;
+        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
+            std::mem::take(&mut link.queue).into_iter().partition(is_behind);
+        link.queue = others.into();
         for claimed in behind {
             link.queue_bytes -= claimed.bytes;
             self.lanes.give_back_from(lane, claimed.row.seq, claimed.row.previous);
@@ -489,42 +442,6 @@ impl Tenure {
         }
     }
 
-    fn confirm(
-        &mut self,
-        link: &mut Link,
-        idle: bool,
-        now: Instant,
-    ) -> Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> {
-        let lingered = link.stored_at.is_some_and(|at| at + LINGER <= now);
-        if link.stored.is_empty() || !(idle || lingered || link.stored.len() >= CONFIRM_AT) {
-            return None;
-        }
-        let up_to = i64::try_from(link.chain.last()).unwrap_or(i64::MAX);
-        let (ready, later) = std::mem::take(&mut link.stored).into_iter().partition(|(_, e)| e.stream_seq <= up_to);
-        link.stored = later;
-        let ready: VecDeque<(i64, Evidence)> = ready;
-        if ready.is_empty() {
-            return None;
-        }
-        link.stored_at = (!link.stored.is_empty()).then_some(now);
-        let (lanes, evidence): (Vec<i64>, Vec<Evidence>) = ready.into_iter().unzip();
-        let (pool, tenancy, incarnation) = (self.ground.pool.clone(), self.tenancy, link.publisher.incarnation());
-        Some(Task::spawn(async move {
-            let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
-            (lanes, confirming.await)
-        }))
-    }
-
-    fn confirmed(&mut self, done: Option<(Vec<i64>, Result<Confirmed, DatabaseError>)>) -> Result<(), Interrupted> {
-        let Some((lanes, confirmed)) = done else { return Err(DatabaseError::Stopping.into()) };
-        let confirmed = confirmed?;
-        failpoint!("relay::confirmed");
-        telemetry::confirmed(self.tenancy.partition, u64::try_from(confirmed.ended).unwrap_or(0));
-        self.still_ours(confirmed.ours)?;
-        lanes.into_iter().for_each(|lane| self.lanes.done(lane));
-        Ok(())
-    }
-
     fn rest(&mut self, link: &mut Link) -> Rest {
         let now = Instant::now();
         if self.barren > 0 {
@@ -565,39 +482,11 @@ impl Tenure {
     }
 }
 
-impl Link {
-    fn is_in_flight(&self, lane: i64) -> bool {
-        self.sent.values().flatten().any(|claimed| claimed.row.lane == lane)
-    }
-
-    /// When the oldest answer is overdue. In a broken run all that can still come is there soon: what the broker lost has
-    /// no answer, and what stands behind it is refused at once.
-    fn deadline(&self, now: Instant) -> Option<Instant> {
-        let (_, oldest) = self.deadlines.front()?;
-        let broken = self.broken_at.map_or(now + FOREVER, |at| at + BROKEN_GRACE);
-        Some(broken.min(*oldest))
-    }
-}
-
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// The message of a row, or why there can be none.
-fn message_of(claimed: &Claimed, partition: i32, max_bytes: usize) -> Result<Message, Refusal> {
-    if let Some(refusal) = claimed.unreadable.or_else(|| claimed.envelope.refusal()) {
-        return Err(refusal);
-    }
-    let envelope = &claimed.envelope;
-    let headers = envelope.to_headers();
-    let bytes = envelope.data.len() + headers.iter().map(|(n, v)| n.len() + v.len() + 4).sum::<usize>();
-    if bytes > max_bytes {
-        return Err(Refusal::TooLarge);
-    }
-    Ok(Message::new(subject_of(envelope, partition), envelope.message_id(), headers, envelope.data.clone()))
 }
 
 /// Lanes remembered, so that their next row need not be asked for.
@@ -607,11 +496,6 @@ const BATCH_BYTES: usize = 4 * 1024 * 1024;
 const BATCHES_IN_FLIGHT: usize = 4;
 /// A batch that is smaller waits for more, while another one is under way.
 const SMALL_BATCH: usize = 32;
-const CONFIRM_AT: usize = 500;
-/// How long a stored event may wait for company on its way to the evidence.
-const LINGER: Duration = Duration::from_millis(5);
-const BROKEN_GRACE: Duration = Duration::from_millis(500);
-const FOREVER: Duration = Duration::from_secs(3600);
 const POSITION_EVERY: Duration = Duration::from_secs(30);
 const UNTRUSTED: Duration = Duration::from_millis(100);
 const SAY_AGAIN: Duration = Duration::from_secs(10);

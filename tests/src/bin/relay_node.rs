@@ -39,6 +39,7 @@ async fn run() -> Result<(), tidings::host::Error> {
     let jetstream = JetStream::url(text("NATS"))
         .ack_timeout(millis("ACK", 2_000))
         .replicas(number("REPLICAS", 1))
+        .atomic_batches(number("BATCHES", 0) == 1)
         .duplicate_window(millis("DUPLICATE_WINDOW", 120_000));
     let relay = Relay::default()
         .lease(millis("LEASE", 3_000))

@@ -44,6 +44,8 @@ pub struct Settings {
     pub window: usize,
     /// `Relay::in_flight`.
     pub in_flight: usize,
+    /// `JetStream::atomic_batches`.
+    pub batches: bool,
     /// `Relay::connections`.
     pub connections: usize,
     /// Events appended before a relay starts.
@@ -162,6 +164,7 @@ fn settings(dice: &mut Dice, servers: Servers) -> Settings {
         duplicate_window: dice.one(&[Duration::from_millis(150), Duration::from_millis(150), Duration::from_secs(120)]),
         window: dice.one(&[50, 200, 1_000]),
         in_flight: dice.one(&[16, 64, 256]),
+        batches: dice.percent(25),
         connections: dice.one(&[1, 2, 4]),
         backlog: dice.of(400..=1_000),
     }

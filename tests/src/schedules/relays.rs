@@ -58,6 +58,7 @@ impl Relay {
             ("CONNECTIONS", settings.connections.to_string()),
             ("BACKOFF_MAX", "1000".to_owned()),
             ("REPLICAS", replicas.to_string()),
+            ("BATCHES", u8::from(settings.batches).to_string()),
         ];
         Relay {
             nats,

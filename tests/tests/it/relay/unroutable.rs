@@ -85,8 +85,12 @@ impl Publisher for NoWayFor {
         self.publisher.max_message_bytes()
     }
 
-    fn ack_timeout(&self) -> Duration {
-        self.publisher.ack_timeout()
+    fn answers_within(&self) -> Duration {
+        self.publisher.answers_within()
+    }
+
+    fn lost(&self) -> BoxFuture<'static, ()> {
+        self.publisher.lost()
     }
 }
 
