@@ -447,7 +447,7 @@ impl Tenure {
         if self.barren > 0 {
             return Rest { wait: BARREN.delay(self.barren, rand::random()), floor: None };
         }
-        link.reader.rest(now);
+        link.reader.rest();
         let next = link.reader.next_look(&self.lanes).min(link.position_at + POSITION_EVERY);
         Rest { wait: next.saturating_duration_since(now), floor: Some(link.reader.floor()) }
     }

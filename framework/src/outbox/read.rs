@@ -255,8 +255,8 @@ impl Reader {
     }
 
     /// Nothing is in hand.
-    pub(super) fn rest(&mut self, now: Instant) {
-        self.sweep.rest(now);
+    pub(super) fn rest(&mut self) {
+        self.sweep.rest();
     }
 
     /// When something is to be asked that nobody gives a hint for; what comes due is found by the look for all at rest.
