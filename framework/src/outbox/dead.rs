@@ -25,7 +25,7 @@ impl Tenure {
             "an event can never be published and is set aside; its aggregate waits behind it"
         );
         self.lanes.hold_until(claimed.row.lane, Instant::now() + HELD);
-        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
         let tenancy = self.tenancy;
         let setting = self.ground.pool.run(async |connection| dead(connection, &tenancy, claimed, &reason).await);
         let ours = setting.await?;

@@ -309,7 +309,7 @@ impl Tenure {
             let Some(claimed) = link.queue.pop_front() else { break };
             link.queue_bytes -= claimed.bytes;
             if self.lanes.is_held(claimed.row.lane, now) {
-                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
                 continue;
             }
             match message_of(&claimed, self.tenancy.partition.0, link.publisher.max_message_bytes()) {
@@ -318,10 +318,26 @@ impl Tenure {
                     rows.push(claimed);
                     messages.push(message);
                 }
-                Err(refusal) => self.set_aside(&claimed, refusal).await?,
+                Err(refusal) => {
+                    self.withdraw(link, &claimed);
+                    self.set_aside(&claimed, refusal).await?;
+                }
             }
         }
         Ok((rows, messages))
+    }
+
+    /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
+    fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
+        let (lane, seq) = (claimed.row.lane, claimed.row.seq);
+        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
+            std::mem::take(&mut link.queue).into_iter().partition(is_behind);
+        link.queue = others.into();
+        for claimed in behind {
+            link.queue_bytes -= claimed.bytes;
+            self.lanes.give_back_from(lane, claimed.row.seq, claimed.row.previous);
+        }
     }
 
     async fn answered(&mut self, link: &mut Link, ticket: Ticket, outcome: Outcome) -> Result<(), Interrupted> {
@@ -351,6 +367,7 @@ impl Tenure {
             }
             Step::Refused(refusal) => {
                 for claimed in &rows {
+                    self.withdraw(link, claimed);
                     self.set_aside(claimed, refusal).await?;
                 }
             }
@@ -392,7 +409,6 @@ impl Tenure {
         back.sort_by_key(|claimed| claimed.row.seq);
         let waited = back.len();
         let alone = back.len() == 1;
-        let first = back.first().map(|claimed| (claimed.row, claimed.clone()));
         for claimed in back.into_iter().rev() {
             link.queue_bytes += claimed.bytes;
             link.queue.push_front(claimed);
@@ -411,8 +427,9 @@ impl Tenure {
             }
             // The stream is there, and this one message finds no way to it.
             Some(Outage::Absent | Outage::Down) if alone => {
-                if let Some((row, claimed)) = first {
-                    link.queue.retain(|queued| queued.row.seq != row.seq);
+                if let Some(claimed) = link.queue.pop_front() {
+                    link.queue_bytes -= claimed.bytes;
+                    self.withdraw(link, &claimed);
                     self.retry(&claimed, UNROUTABLE, 0).await?;
                     telemetry::unroutable(self.tenancy.partition);
                 }
@@ -430,7 +447,7 @@ impl Tenure {
         if self.barren > 0 {
             return Rest { wait: BARREN.delay(self.barren, rand::random()), floor: None };
         }
-        link.reader.rest(now);
+        link.reader.rest();
         let next = link.reader.next_look(&self.lanes).min(link.position_at + POSITION_EVERY);
         Rest { wait: next.saturating_duration_since(now), floor: Some(link.reader.floor()) }
     }

@@ -13,6 +13,7 @@ mod panic;
 mod place;
 mod share;
 mod start;
+mod unroutable;
 mod wake;
 mod wire;
 
