@@ -1,6 +1,6 @@
 //! Names of streams, subjects and durables.
 
-use crate::envelope::Envelope;
+use crate::envelope::{Envelope, TOMBSTONE};
 use crate::protocol::token::{NO_AGGREGATE, escape};
 
 /// The stream of a partition. Distinct sources and partitions have distinct names: the last `_` ends the source.
@@ -14,9 +14,11 @@ pub(super) fn subjects_of(source: &str, partition: i32) -> String {
 }
 
 /// Where an event is published: `<source>.<partition>.evt.<aggregate-type>.<type>`, or
-/// `<source>.<partition>.cmd.<consumer>.<type>`.
+/// `<source>.<partition>.cmd.<consumer>.<type>`. A tombstone's type is a token that no event type is escaped into, so that
+/// who listens to event types never hears of it.
 pub(crate) fn subject_of(envelope: &Envelope, partition: i32) -> String {
-    let (source, r#type) = (escape(&envelope.source), escape(&envelope.r#type));
+    let source = escape(&envelope.source);
+    let r#type = if envelope.tombstone { TOMBSTONE.into() } else { escape(&envelope.r#type) };
     match &envelope.recipient {
         Some(recipient) => format!("{source}.{partition}.cmd.{}.{type}", escape(recipient)),
         None => {
