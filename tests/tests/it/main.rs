@@ -2,6 +2,7 @@
 
 mod append;
 mod consumer;
+mod dead;
 mod examples;
 mod migrate;
 mod relay;

@@ -45,3 +45,16 @@ pub(super) fn filters(
 pub(super) fn durable_name(consumer: &str) -> String {
     escape(consumer)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::token::{check_token, unescape};
+
+    #[test]
+    fn no_event_type_listens_to_tombstones() {
+        let name = unescape(TOMBSTONE).expect("the only name that is escaped into it");
+        assert!(check_token(&name).is_err(), "{name:?} is no event type");
+        assert_ne!(escape(TOMBSTONE), TOMBSTONE);
+    }
+}

@@ -105,6 +105,27 @@ async fn what_is_reverted_is_gone_and_can_be_made_again() {
     append_one(&mut conn).await;
 }
 
+/// Each `down.sql` leaves exactly what the steps before it make.
+#[tokio::test]
+async fn each_step_can_be_undone_by_itself() {
+    let (database, mut conn) = empty().await;
+    migrate(&database.database()).await.unwrap();
+    append_one(&mut conn).await;
+    for step in migrations().iter().skip(1).rev() {
+        revert(&database.database(), step.version - 1).await.unwrap();
+        let undone = catalogue(&mut conn).await;
+        let (_other, mut other) = empty().await;
+        let script = script(None).unwrap();
+        let (before, _) = script.split_once(step.up.trim_end()).unwrap();
+        other.batch_execute(&format!("{before}\nCOMMIT;")).await.unwrap();
+        assert_eq!(undone, catalogue(&mut other).await, "after the revert of {}", step.name);
+    }
+    migrate(&database.database()).await.unwrap();
+    // A connection that appended before has the old functions in its plans.
+    let mut conn = AsyncPgConnection::establish(database.url()).await.unwrap();
+    append_one(&mut conn).await;
+}
+
 const SCHEMAS: &str = "SELECT count(*) AS n FROM pg_namespace WHERE nspname = 'tidings'";
 
 #[tokio::test]
