@@ -3,7 +3,7 @@
 use chrono::{Duration, Utc};
 use diesel_async::async_connection_wrapper::AsyncConnectionWrapper;
 use diesel_async::{AnsiTransactionManager, AsyncConnection, AsyncPgConnection, TransactionManager};
-use tidings::{Cancelled, NewEvent, Tx, append, cancel};
+use tidings::{Cancelled, NewEvent, Tx, cancel};
 use tidings_tests::eventually;
 
 use super::{connect, database, number, run, state, words};
@@ -61,11 +61,11 @@ async fn a_time_that_never_comes_is_refused() {
         let diesel::result::Error::DatabaseError(_, information) = &error else { panic!("{error:?}") };
         assert_eq!(information.constraint_name(), Some("tidings_not_before"), "{error}");
     }
-    let error = tidings::transaction(&mut conn, async |tx| {
-        let events = vec![of("a", "a-1"), of("a", "a-2").not_before(chrono::DateTime::<Utc>::MAX_UTC)];
-        tx.append_all(events).await
-    });
-    assert!(matches!(error.await, Err(append::Error::Query(_))));
+    let batch = "SELECT tidings.append_batch(ARRAY['b', 'c'], ARRAY['t', 't'], ARRAY['x'::bytea, 'x'], ARRAY[NULL, NULL]::text[],
+            ARRAY[NULL, NULL]::text[], ARRAY[NULL, NULL]::bigint[], ARRAY[1, 1], ARRAY[NULL, NULL]::text[], ARRAY['x/y', 'x/y'],
+            ARRAY[NULL, NULL]::jsonb[], ARRAY[NULL, NULL]::text[], ARRAY[NULL, NULL]::text[], ARRAY[NULL, NULL]::text[],
+            ARRAY[NULL, NULL]::text[], ARRAY[NULL, NULL]::timestamptz[], ARRAY[NULL, 'infinity']::timestamptz[])";
+    diesel_async::RunQueryDsl::execute(diesel::sql_query(batch), &mut conn).await.unwrap_err();
     assert_eq!(number(&mut conn, "SELECT count(*) AS n FROM tidings.event").await, 0);
 }
 

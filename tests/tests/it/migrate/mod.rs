@@ -44,7 +44,7 @@ async fn catalogue(conn: &mut AsyncPgConnection) -> Vec<String> {
     let query = "
         WITH s AS (SELECT oid FROM pg_namespace WHERE nspname = 'tidings')
         SELECT format('column %s.%s %s %s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), pg_get_expr(d.adbin, d.adrelid)) AS line
-          FROM pg_class c JOIN s ON c.relnamespace = s.oid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+          FROM pg_class c JOIN s ON c.relnamespace = s.oid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
           LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
         UNION ALL SELECT format('relation %s %s %s', c.relname, c.relkind, c.reloptions) FROM pg_class c JOIN s ON c.relnamespace = s.oid
         UNION ALL SELECT format('constraint %s', pg_get_constraintdef(k.oid)) FROM pg_constraint k JOIN s ON k.connamespace = s.oid
