@@ -8,6 +8,7 @@ mod dead;
 pub(crate) mod discard;
 pub(crate) mod lease;
 pub(crate) mod letters;
+mod link;
 pub(crate) mod look;
 pub(crate) mod publish;
 mod read;
