@@ -3,6 +3,7 @@
 mod append;
 mod broker;
 mod consumer;
+mod dead;
 mod examples;
 mod migrate;
 mod relay;
