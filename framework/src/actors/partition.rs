@@ -12,6 +12,7 @@ use super::Drain;
 use super::supervisor::{Fatal, Panics};
 use crate::broker::{Broker, StreamSpec};
 use crate::event;
+use crate::outbox::board::Board;
 use crate::outbox::lease::{Tenancy, Trust};
 use crate::outbox::publish::{Interrupted, Limits, Tenure};
 use crate::outbox::wake;
@@ -28,6 +29,7 @@ pub(crate) struct Seed {
     pub(crate) partitions: i32,
     pub(crate) limits: Limits,
     pub(crate) fatal: Fatal,
+    pub(crate) board: Board,
 }
 
 pub(crate) struct Partition {
@@ -150,6 +152,7 @@ impl Partition {
         self.over = true;
         self.trust.revoke();
         self.tenure = None;
+        self.seed.board.clear(self.tenancy.partition);
         for drained in self.drained.drain(..) {
             let _ = drained.send(());
         }
