@@ -236,7 +236,8 @@ impl Tidings {
                 tell: self.on_alarm.map(|callback| tell(&handlers.handle(), callback)),
             };
             let (what, said) = ("the actor of the alarms".to_owned(), fatal.clone());
-            let watching = supervise(&arbiters.work(), what, fatal.clone(), move || Watchman::new(post, said));
+            let work = arbiters.work();
+            let watching = supervise(&work, what, fatal.clone(), move || Watchman::new(post, said));
             watchman = Some(watching.await.ok_or_else(stopping)?);
         }
         let node = match (self.relay, self.source) {

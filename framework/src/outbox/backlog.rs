@@ -108,7 +108,7 @@ pub(crate) async fn look(
 /// The rows that were not counted, as dense as those that were.
 fn reckoned(waiting: i64, looked: i64, first: Option<i64>, last: Option<i64>, newest: Option<i64>) -> u64 {
     let (Some(first), Some(last), Some(newest)) = (first, last, newest) else { return count(waiting) };
-    let dense = looked as f64 / (last - first + 1).max(1) as f64;
+    let dense = (looked - 1) as f64 / (last - first).max(1) as f64;
     count(waiting) + ((newest - last).max(0) as f64 * dense) as u64
 }
 
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_not_counted_is_reckoned_from_the_numbers_of_the_rows() {
-        assert_eq!(reckoned(2_500, 2_500, Some(1), Some(9_997), Some(999_997)), 250_062);
+        assert_eq!(reckoned(2_500, 2_500, Some(1), Some(9_997), Some(999_997)), 250_000);
         assert_eq!(reckoned(0, 2_500, Some(1), Some(2_500), None), 0);
     }
 

@@ -68,12 +68,9 @@ impl Kind {
     /// Whether there is one of it for each partition.
     pub fn is_per_partition(self) -> bool {
         match self {
-            Kind::OldestPending
-            | Kind::Held
-            | Kind::Unroutable
-            | Kind::Unconfirmed
-            | Kind::Unowned
-            | Kind::Stopped => true,
+            Kind::OldestPending | Kind::Held | Kind::Unroutable | Kind::Unconfirmed | Kind::Unowned | Kind::Stopped => {
+                true
+            }
             Kind::Pending | Kind::Dead | Kind::NoAbleNode | Kind::Paused | Kind::Blind => false,
         }
     }
