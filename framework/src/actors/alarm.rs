@@ -105,7 +105,7 @@ impl Watchman {
         }
         let every = if look.reads_on { self.post.alarms.every.min(SOON) } else { self.post.alarms.every };
         // A look that takes its time, over dead rows that a held snapshot keeps, is made less often.
-        every.max(look.took.saturating_mul(100).min(LATEST))
+        every.max(look.took.saturating_mul(20).min(LATEST))
     }
 
     fn show(&mut self, backlog: &Backlog) {
@@ -215,5 +215,5 @@ impl Supervised for Watchman {
 }
 
 const SOON: Duration = Duration::from_secs(1);
-const LATEST: Duration = Duration::from_secs(300);
+const LATEST: Duration = Duration::from_secs(60);
 const UNTOLD: usize = 256;

@@ -134,6 +134,8 @@ statement! {
     /// that waits, and only until the first that is not. Dead letters are counted up to `letters`; what is held is
     /// asked of the `heads` oldest.
     ///
+    /// Whether the relay is paused is read by name: the column is younger than the table.
+    ///
     /// An age is of the append, and of a delayed event since it is due. A lane behind a delayed event is held on purpose.
     struct Look {
         partitions: Array<Integer> = Vec<i32>,
@@ -162,7 +164,7 @@ statement! {
                  WHERE b.partition = h.partition AND b.lane = h.lane AND b.seq > h.seq LIMIT 1)
          GROUP BY h.partition
      ), whole AS MATERIALIZED (
-        SELECT s.source, false AS paused, (SELECT count(*) FROM dead) AS dead,
+        SELECT s.source, to_jsonb(s) ->> 'paused_at' IS NOT NULL AS paused, (SELECT count(*) FROM dead) AS dead,
                (SELECT count(*) FROM tidings.node n
                  WHERE n.able AND n.heartbeat_at BETWEEN now() - {fresh_ms} * interval '1 millisecond'
                                                      AND now() + {fresh_ms} * interval '1 millisecond') AS able

@@ -14,7 +14,7 @@ async fn a_producer_says_that_no_relay_runs_anywhere_until_one_does() {
     let soon = Duration::from_millis(500);
     let alarms = patient().no_able_node(soon).unowned(soon).oldest_pending(soon);
     let (watching, heard) = watch(database.database(), alarms).await;
-    execute(&database, "SELECT tidings.append('t', '{}'::bytea, id => 'it waits')").await;
+    execute(&database, "SELECT tidings.append('t', '{}'::bytea, id => 'waits')").await;
     let lonely = heard.hears(Kind::NoAbleNode, None, Change::Raised).await;
     assert!(lonely.message.contains("no relay reaches the broker"), "{lonely}");
     assert_eq!(lonely.source, "", "no relay has said it yet");
