@@ -183,6 +183,7 @@ fn relay(table: Table<'_>) -> Option<Relay> {
     let mut relay = Relay::default().name(node_name());
     relay = set(relay, table.text("name"), Relay::name);
     relay = set(relay, table.duration("lease"), Relay::lease);
+    relay = set(relay, table.duration("sync_horizon"), Relay::sync_horizon);
     relay = set(relay, table.number("window", 1..=100_000), Relay::window);
     relay = set(relay, table.number("window_bytes", 1..=1 << 32), Relay::window_bytes);
     relay = set(relay, table.number("in_flight", 1..=100_000), Relay::in_flight);

@@ -95,13 +95,13 @@ impl Alarms {
         self
     }
 
-    /// How long the broker may take nothing of some lanes although it is there. Default 30 s.
+    /// How long the broker may have no way for some messages although it is there. Default 30 s.
     pub fn unroutable(mut self, time: Duration) -> Self {
         self.unroutable = time;
         self
     }
 
-    /// How long a partition may have messages without an answer that can be believed. Default 1 min.
+    /// How long it may be unknown whether the broker stored what was sent. Default 1 min.
     pub fn unconfirmed(mut self, time: Duration) -> Self {
         self.unconfirmed = time;
         self
@@ -286,7 +286,6 @@ fn of_one(
     id: i32,
 ) -> impl Iterator<Item = Reading> {
     let waiting = backlog.partitions.get(&id).copied().unwrap_or_default();
-    let notice = notices.get(&Partition(id)).cloned().unwrap_or_default();
     let partition = Some(id);
     let aged = |kind, age: Option<Duration>, limit: Duration, what: &str, nothing: &str| Reading {
         kind,
@@ -307,7 +306,7 @@ fn of_one(
         "the oldest event that could go has waited",
         "nothing that could go waits",
     );
-    let stopped = notice.stopped.is_some();
+    let Notice { unroutable, unconfirmed, stopped } = notices.get(&Partition(id)).cloned().unwrap_or_default();
     [
         // Until what stands in front has been read through, the age is not known.
         Reading { level: if waiting.reads_on { Level::Between } else { oldest.level }, ..oldest },
@@ -322,26 +321,24 @@ fn of_one(
         flag(
             Kind::Unroutable,
             partition,
-            notice.unroutable > 0,
+            unroutable,
             alarms.unroutable,
-            format!("the broker is there and takes nothing of {} lanes", notice.unroutable),
+            if unroutable {
+                "the broker is there, and has no way for some messages: the stream's subjects are not those of their type"
+            } else {
+                "the broker has a way for every message"
+            }
+            .into(),
         ),
-        flag(
-            Kind::Unconfirmed,
-            partition,
-            notice.unconfirmed > 0,
-            alarms.unconfirmed,
-            format!("{} messages have no answer that can be believed", notice.unconfirmed),
-        ),
-        flag(
-            Kind::Stopped,
-            partition,
-            stopped,
-            Duration::ZERO,
-            notice.stopped.map_or("the partition goes on".into(), |why| format!("the partition stands still: {why}")),
-        ),
+        told(Kind::Unconfirmed, partition, unconfirmed, alarms.unconfirmed, "what was sent is not known to be stored"),
+        told(Kind::Stopped, partition, stopped, Duration::ZERO, "the partition stands still"),
     ]
     .into_iter()
+}
+
+fn told(kind: Kind, partition: Option<i32>, why: Option<String>, patience: Duration, what: &str) -> Reading {
+    let message = why.as_ref().map_or("the partition goes on".into(), |why| format!("{what}: {why}"));
+    flag(kind, partition, why.is_some(), patience, message)
 }
 
 fn flag(kind: Kind, partition: Option<i32>, so: bool, patience: Duration, message: String) -> Reading {
@@ -355,4 +352,91 @@ fn millis(duration: Duration) -> u64 {
 /// Whole seconds, of which an age has enough.
 fn rounded(age: Duration) -> humantime::FormattedDuration {
     humantime::format_duration(Duration::from_secs(age.as_secs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outbox::backlog::Waiting;
+
+    fn watched() -> (Backlog, HashMap<Partition, Notice>) {
+        let fine = Waiting { owned: true, ..Waiting::default() };
+        let backlog = Backlog { able_nodes: 1, partitions: [(0, fine), (1, fine)].into(), ..Backlog::default() };
+        (backlog, HashMap::new())
+    }
+
+    /// What two looks a quarter of an hour apart say, of a state that begins with the first.
+    fn said(backlog: Option<&Backlog>, notices: &HashMap<Partition, Notice>) -> Vec<(Kind, Option<i32>)> {
+        let mut watches = Watches::default();
+        let mut said = Vec::new();
+        for seconds in [0, 900] {
+            let read = watches.read(Duration::from_secs(seconds), &Alarms::default(), "s", backlog, notices);
+            assert!(seconds > 0 || read.is_empty(), "one look says nothing");
+            said.extend(read.into_iter().map(|alarm| (alarm.kind, alarm.partition)));
+        }
+        said
+    }
+
+    #[test]
+    fn nothing_is_said_of_an_outbox_that_is_well() {
+        let (backlog, notices) = watched();
+        assert_eq!(said(Some(&backlog), &notices), []);
+    }
+
+    #[test]
+    fn each_condition_is_said_under_its_name_and_place_and_no_other() {
+        type Spoil = fn(&mut Backlog, &mut Notice);
+        let conditions: [(Kind, Option<i32>, Spoil); 9] = [
+            (Kind::Pending, None, |backlog, _| one(backlog).events = 10_000),
+            (Kind::Dead, None, |backlog, _| backlog.dead = 1),
+            (Kind::NoAbleNode, None, |backlog, _| backlog.able_nodes = 0),
+            (Kind::OldestPending, Some(1), |backlog, _| one(backlog).oldest = Some(Duration::from_secs(60))),
+            (Kind::Held, Some(1), |backlog, _| one(backlog).held_for = Some(Duration::from_secs(60))),
+            (Kind::Unowned, Some(1), |backlog, _| one(backlog).owned = false),
+            (Kind::Unroutable, Some(1), |_, notice| notice.unroutable = true),
+            (Kind::Unconfirmed, Some(1), |_, notice| notice.unconfirmed = Some("why".into())),
+            (Kind::Stopped, Some(1), |_, notice| notice.stopped = Some("why".into())),
+        ];
+        for (kind, partition, spoil) in conditions {
+            let (mut backlog, mut notices) = watched();
+            spoil(&mut backlog, notices.entry(Partition(1)).or_default());
+            assert_eq!(said(Some(&backlog), &notices), [(kind, partition)]);
+        }
+        assert_eq!(said(None, &HashMap::new()), [(Kind::Blind, None)]);
+    }
+
+    fn one(backlog: &mut Backlog) -> &mut Waiting {
+        backlog.partitions.get_mut(&1).expect("it has two")
+    }
+
+    #[test]
+    fn while_the_relay_is_paused_nobody_is_missed() {
+        let (mut backlog, notices) = watched();
+        backlog.paused = true;
+        backlog.able_nodes = 0;
+        backlog.partitions.values_mut().for_each(|waiting| waiting.owned = false);
+        assert_eq!(said(Some(&backlog), &notices), [(Kind::Paused, None)]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_and_what_is_not_found_yet_clears_nothing_and_a_partition_that_is_gone_does() {
+        let (mut backlog, notices) = watched();
+        one(&mut backlog).oldest = Some(Duration::from_secs(90));
+        let mut watches = Watches::default();
+        let mut look = |backlog: Option<&Backlog>| -> Vec<(Kind, Change)> {
+            let read = watches.read(Duration::ZERO, &Alarms::default(), "s", backlog, &notices);
+            read.into_iter().map(|alarm| (alarm.kind, alarm.change)).collect()
+        };
+        assert_eq!(look(Some(&backlog)), []);
+        assert_eq!(look(Some(&backlog)), [(Kind::OldestPending, Change::Raised)]);
+        one(&mut backlog).oldest = None;
+        one(&mut backlog).reads_on = true;
+        for _ in 0..3 {
+            assert_eq!(look(Some(&backlog)), []);
+            assert_eq!(look(None), []);
+        }
+        backlog.partitions.remove(&1);
+        assert_eq!(look(Some(&backlog)), []);
+        assert_eq!(look(Some(&backlog)), [(Kind::OldestPending, Change::Cleared)]);
+    }
 }

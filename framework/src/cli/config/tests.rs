@@ -51,6 +51,7 @@ fn every_setting_arrives() {
         [database.relay]
         name = "orders-1"
         lease = "6s"
+        sync_horizon = "11m"
         window = 100
         window_bytes = 1_000
         in_flight = 10
@@ -97,6 +98,7 @@ fn every_setting_arrives() {
     let relay = Relay::default()
         .name("orders-1")
         .lease(seconds(6))
+        .sync_horizon(seconds(660))
         .window(100)
         .window_bytes(1_000)
         .in_flight(10)

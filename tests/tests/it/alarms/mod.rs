@@ -3,12 +3,13 @@
 mod backlog;
 mod flat;
 mod gauges;
+mod notices;
 mod says;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use diesel_async::{AsyncConnection, AsyncPgConnection, SimpleAsyncConnection};
+use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use tidings::protocol::alarm::{Change, Kind};
 use tidings::testing::{self, TestDatabase};
 use tidings::{Alarm, Alarms, Database, Relay, Running, Tidings};
@@ -67,6 +68,22 @@ async fn one_partition() -> TestDatabase {
 
 async fn execute(database: &TestDatabase, sql: &str) {
     AsyncPgConnection::establish(database.url()).await.unwrap().batch_execute(sql).await.unwrap();
+}
+
+/// Waits until a query with one column `number` answers this.
+async fn becomes(database: &TestDatabase, sql: &str, wanted: i64) {
+    let mut conn = AsyncPgConnection::establish(database.url()).await.unwrap();
+    eventually(&format!("{wanted} for {sql}"), SOON, async || {
+        let found: Number = diesel::sql_query(sql).get_result(&mut conn).await.unwrap();
+        (found.number == wanted).then_some(())
+    })
+    .await;
+}
+
+#[derive(diesel::QueryableByName)]
+struct Number {
+    #[diesel(sql_type = diesel::sql_types::BigInt)]
+    number: i64,
 }
 
 /// Pending rows with their events, as `tidings.append` would write them, but quickly: `state` from `first` to `last`, all
