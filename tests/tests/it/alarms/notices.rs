@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use tidings::protocol::alarm::{Change, Kind};
 use tidings::services::proxy::Proxy;
 use tidings::{Alarms, JetStream, Relay, Running, Tidings, testing};
@@ -30,14 +31,12 @@ async fn a_message_that_the_database_does_not_know_stops_the_partition_and_is_sa
     execute(&database, "SELECT tidings.append('t', '{}'::bytea)").await;
     let confirmed = "SELECT count(*) AS number FROM tidings.confirmation";
     super::becomes(&database, confirmed, 1).await;
-    let client = async_nats::connect(testing::servers().nats.url()).await.unwrap();
+    let nats = &testing::servers().nats;
+    let client = nats.connect_options().connect(format!("127.0.0.1:{}", nats.port())).await.unwrap();
     let context = async_nats::jetstream::new(client);
-    let stream: String = {
-        use futures_util::TryStreamExt;
-        let names: Vec<String> = context.stream_names().try_collect().await.unwrap();
-        let own = database.source().rsplit('_').next().unwrap();
-        names.into_iter().find(|name| name.contains(own)).expect("the relay made it")
-    };
+    let names: Vec<String> = context.stream_names().try_collect().await.unwrap();
+    let own = database.source().rsplit('_').next().unwrap();
+    let stream = names.into_iter().find(|name| name.contains(own)).expect("the relay made it");
     let subjects = context.get_stream(&stream).await.unwrap().cached_info().config.subjects.clone();
     let subject = subjects[0].replace('>', "evt.x.y");
     context.publish(subject, "not ours".into()).await.unwrap().await.unwrap();
