@@ -53,6 +53,7 @@ impl Served {
             .source(self.source.clone())
             .relay(self.relay.clone())
             .alarms(self.alarms.clone())
+            .start_timeout(START)
             .engine_threads(self.threads)
             .handler_threads(1)
     }
@@ -291,6 +292,8 @@ fn node_name() -> String {
 }
 
 pub(super) const SOURCE: &str = "TIDINGS_SOURCE";
+/// One try of a start; they go on for ever.
+const START: Duration = Duration::from_secs(5);
 const DRAIN: Duration = Duration::from_secs(20);
 const REPORT: Duration = Duration::from_secs(60);
 const THREADS: usize = 2;

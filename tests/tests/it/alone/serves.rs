@@ -101,7 +101,7 @@ async fn a_database_that_is_not_there_holds_no_other_up_and_is_served_when_it_is
     psql_appends(&late, "order-1").await;
     psql_appends(&one, "order-1").await;
     becomes(&one, CONFIRMED, 1).await;
-    alone.says("waiting for the database").await;
+    alone.says("the database is not there; still waiting").await;
     becomes(&late, CONFIRMED, 0).await;
     proxy.refuse(false);
     becomes(&late, CONFIRMED, 1).await;
