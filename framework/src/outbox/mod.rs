@@ -8,6 +8,7 @@ mod claim;
 mod confirm;
 mod dead;
 pub(crate) mod lease;
+mod link;
 pub(crate) mod look;
 pub(crate) mod publish;
 mod read;

@@ -108,6 +108,9 @@ pub(super) async fn reconcile(
     Ok(position.last_seq)
 }
 
+/// Of an event that the database knows: id, seq, hash of the id, version, data.
+type Known = (String, i64, i64, Option<i64>, Vec<u8>);
+
 /// Maps messages to rows by id, version and data; all of them must be ours.
 async fn confirm_chunk(
     pool: &Pool,
@@ -129,13 +132,11 @@ async fn confirm_chunk(
     let ids: Vec<String> = envelopes.iter().map(|(_, envelope, _)| envelope.id.clone()).collect();
     let partition = tenancy.partition.0;
     let matching = pool.run(async |connection| {
-        let rows: Vec<(String, i64, i64, Option<i64>, Vec<u8>)> =
-            RunQueryDsl::load(Match { partition, ids }, connection).await?;
+        let rows: Vec<Known> = RunQueryDsl::load(Match { partition, ids }, connection).await?;
         Ok(rows)
     });
     let rows = matching.await?;
-    let rows: HashMap<&str, &(String, i64, i64, Option<i64>, Vec<u8>)> =
-        rows.iter().map(|row| (row.0.as_str(), row)).collect();
+    let rows: HashMap<&str, &Known> = rows.iter().map(|row| (row.0.as_str(), row)).collect();
     let mut evidence = Vec::with_capacity(envelopes.len());
     for (stream_seq, envelope, is_tombstone) in &envelopes {
         let (_, seq, id_hash, version, data) =
