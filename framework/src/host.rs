@@ -18,6 +18,8 @@ use crate::actors::supervisor::{Fatal, supervise};
 use crate::broker::Broker;
 use crate::consumer::{Consumer, Options};
 use crate::inbox::deliver::{Limits as InboxLimits, Work, Worker};
+use crate::outbox::look::{Resting, look_for_all};
+use crate::outbox::publish::Ground;
 use crate::postgres::{Database, Engine, Error as DatabaseError, Pool};
 use crate::protocol::lease::Terms;
 use crate::protocol::token::check_token;
@@ -196,15 +198,15 @@ impl Tidings {
         }
         let node = match (self.relay, self.source) {
             (Some(relay), Some(source)) => {
-                let seed = Seed {
-                    engine: engine.handle(),
+                let ground = Ground {
                     pool: relay_pool.clone(),
                     broker: Arc::clone(&self.broker),
                     source,
                     partitions,
                     limits: relay.limits(),
-                    fatal: fatal.clone(),
                 };
+                let resting = Arc::new(Resting::default());
+                let seed = Seed { engine: engine.handle(), ground, resting, fatal: fatal.clone() };
                 Some(start_node(&arbiters, seed, self.database, relay).await.ok_or_else(stopping)?)
             }
             _ => None,
@@ -273,6 +275,7 @@ async fn start_node(arbiters: &Arbiters, seed: Seed, database: Database, relay: 
     let reach = Arc::new(Reach::default());
     let terms = Terms::of(relay.lease);
     seed.engine.spawn(watch_broker(seed.clone(), Arc::clone(&reach), terms.renew_every));
+    seed.engine.spawn(look_for_all(seed.ground.pool.clone(), Arc::clone(&seed.resting)));
     let name = relay.name.clone();
     let rebuild = move || Membership {
         database: database.clone(),

@@ -8,6 +8,12 @@ use crate::protocol::lease::Partition;
 pub const PUBLISHES: &str = "tidings_publishes_total";
 /// Counter, by `partition`: publishes that the broker had already, from an earlier try.
 pub const PUBLISH_DUPLICATES: &str = "tidings_publish_duplicates_total";
+/// Counter, by `partition`: events that the broker had confirmed and lost, and that are published again.
+pub const OPENED_AGAIN: &str = "tidings_opened_again_total";
+/// Counter, by `partition`: publishes for which the stream had no subject; the event's aggregate waits.
+pub const UNROUTABLE: &str = "tidings_unroutable_total";
+/// Gauge, by `partition`: 1 while a message that the database does not know stops the partition.
+pub const STOPPED: &str = "tidings_partition_stopped";
 /// Counter, by `partition`: events confirmed.
 pub const CONFIRMED: &str = "tidings_confirmed_total";
 /// Counter, by `side` (`relay` or a consumer's name): events set aside.
@@ -27,9 +33,26 @@ pub const RESTARTS: &str = "tidings_restarts_total";
 /// Counter, by `consumer`: deliveries given back because this release cannot read them yet.
 pub const DEFERRED: &str = "tidings_deferred_total";
 
-pub(crate) fn published(partition: Partition, publishes: u64, duplicates: u64) {
-    counter!(PUBLISHES, "partition" => partition.to_string()).increment(publishes);
+pub(crate) fn publishes(partition: Partition, publishes: usize) {
+    if publishes > 0 {
+        counter!(PUBLISHES, "partition" => partition.to_string()).increment(publishes as u64);
+    }
+}
+
+pub(crate) fn publish_duplicates(partition: Partition, duplicates: u64) {
     counter!(PUBLISH_DUPLICATES, "partition" => partition.to_string()).increment(duplicates);
+}
+
+pub(crate) fn opened_again(partition: Partition, events: u64) {
+    counter!(OPENED_AGAIN, "partition" => partition.to_string()).increment(events);
+}
+
+pub(crate) fn unroutable(partition: Partition) {
+    counter!(UNROUTABLE, "partition" => partition.to_string()).increment(1);
+}
+
+pub(crate) fn stopped(partition: Partition, stopped: bool) {
+    gauge!(STOPPED, "partition" => partition.to_string()).set(if stopped { 1.0 } else { 0.0 });
 }
 
 pub(crate) fn confirmed(partition: Partition, events: u64) {

@@ -206,7 +206,7 @@ impl Node {
 
 async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
     let _ = actor.send(Drain).await;
-    let pool = seed.pool.clone();
+    let pool = seed.ground.pool.clone();
     let releasing =
         seed.engine.spawn(async move { pool.run(async |connection| lease::give_up(connection, &tenancy).await).await });
     if let Ok(Err(error)) = releasing.await {
@@ -310,7 +310,7 @@ impl Handler<Drain> for Node {
             futures_util::future::join_all(leaving).await;
             // A heartbeat under way may still take something, and would count the node in again.
             let _last_beat = beating.lock().await;
-            let pool = seed.pool.clone();
+            let pool = seed.ground.pool.clone();
             let leaving =
                 seed.engine.spawn(async move { pool.run(async |connection| lease::leave(connection, id).await).await });
             match leaving.await {
@@ -330,7 +330,7 @@ pub(crate) async fn watch_broker(seed: Seed, reach: Arc<Reach>, every: Duration)
     let mut away: Option<Instant> = None;
     loop {
         // The broker may be a user's own.
-        let asking = AssertUnwindSafe(async { seed.broker.reachable().await }).catch_unwind();
+        let asking = AssertUnwindSafe(async { seed.ground.broker.reachable().await }).catch_unwind();
         let answer = asking.await.unwrap_or_else(|_| Err(BrokerError::Unreachable("asking it panicked".into())));
         let reachable = answer.is_ok();
         match answer {

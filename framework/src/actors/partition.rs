@@ -10,23 +10,18 @@ use tokio::task::AbortHandle;
 
 use super::Drain;
 use super::supervisor::{Fatal, Panics};
-use crate::broker::{Broker, StreamSpec};
-use crate::event;
 use crate::outbox::lease::{Tenancy, Trust};
-use crate::outbox::publish::{Interrupted, Limits, Tenure};
+use crate::outbox::look::Resting;
+use crate::outbox::publish::{Ground, Interrupted, Rest, Tenure};
 use crate::outbox::wake;
-use crate::postgres::Pool;
 use crate::protocol::backoff::Backoff;
 
 /// What every partition of a node works with.
 #[derive(Clone)]
 pub(crate) struct Seed {
     pub(crate) engine: Handle,
-    pub(crate) pool: Pool,
-    pub(crate) broker: Arc<dyn Broker>,
-    pub(crate) source: String,
-    pub(crate) partitions: i32,
-    pub(crate) limits: Limits,
+    pub(crate) ground: Ground,
+    pub(crate) resting: Arc<Resting>,
     pub(crate) fatal: Fatal,
 }
 
@@ -34,10 +29,9 @@ pub(crate) struct Partition {
     seed: Seed,
     tenancy: Tenancy,
     trust: Arc<Trust>,
-    tenure: Option<Tenure>,
+    tenure: Option<Box<Tenure>>,
     failures: u32,
     running: bool,
-    woken: bool,
     timer: Option<SpawnHandle>,
     step: Option<AbortHandle>,
     said: Option<(String, Instant)>,
@@ -56,7 +50,6 @@ impl Partition {
             tenure: None,
             failures: 0,
             running: false,
-            woken: false,
             timer: None,
             step: None,
             said: None,
@@ -70,15 +63,11 @@ impl Partition {
         if let Some(timer) = self.timer.take() {
             context.cancel_future(timer);
         }
-        if self.running {
-            self.woken = true;
-            return;
-        }
-        if self.over {
+        if self.running || self.over {
             return;
         }
         self.running = true;
-        self.woken = false;
+        self.seed.resting.works(self.tenancy.partition);
         let (tenure, seed, tenancy, trust) =
             (self.tenure.take(), self.seed.clone(), self.tenancy, Arc::clone(&self.trust));
         let step = self.seed.engine.spawn(step(tenure, seed, tenancy, trust));
@@ -89,17 +78,21 @@ impl Partition {
     fn stepped(&mut self, ended: Result<Step, tokio::task::JoinError>, context: &mut Context<Self>) {
         self.running = false;
         let wait = match ended {
-            Ok(Step::Passed(tenure, wait)) => {
-                self.tenure = Some(*tenure);
+            Ok(Step::Passed(tenure, rest)) => {
+                self.tenure = Some(tenure);
                 self.failures = 0;
                 self.said = None;
-                wait
+                if let Some(floor) = rest.floor {
+                    let address = context.address();
+                    self.seed.resting.rests(self.tenancy.partition, floor, Box::new(move || address.do_send(Wake)));
+                }
+                rest.wait
             }
-            Ok(Step::Failed(tenure, what)) => {
-                self.tenure = tenure.map(|tenure| *tenure);
+            Ok(Step::Failed(tenure, interrupted)) => {
+                self.tenure = Some(tenure);
                 self.failures = self.failures.saturating_add(1);
                 let wait = FAILED.delay(self.failures, rand::random());
-                self.say(what);
+                self.say(interrupted.to_string(), interrupted.is_alarming());
                 wait
             }
             Ok(Step::Over) => {
@@ -120,7 +113,7 @@ impl Partition {
         if !self.drained.is_empty() {
             return self.end(context);
         }
-        if self.woken && self.heeds_hints() {
+        if self.heeds_hints() && self.tenure.as_ref().is_some_and(|tenure| tenure.has_hint()) {
             return self.step(context);
         }
         self.timer = Some(context.run_later(wait, |actor, context| {
@@ -131,17 +124,21 @@ impl Partition {
 
     /// While something fails, or the broker takes nothing, a hint must not cut the wait short.
     fn heeds_hints(&self) -> bool {
-        self.failures == 0 && !self.tenure.as_ref().is_some_and(Tenure::is_barren)
+        self.failures == 0 && !self.tenure.as_ref().is_some_and(|tenure| tenure.is_barren())
     }
 
     /// A trouble that lasts is said now and then, not at every try.
-    fn say(&mut self, what: String) {
+    fn say(&mut self, what: String, alarming: bool) {
         let now = Instant::now();
         if self.said.as_ref().is_some_and(|(said, at)| *said == what && now - *at < SAY_AGAIN) {
             return;
         }
         let (partition, failures) = (self.tenancy.partition.0, self.failures);
-        tracing::warn!(partition, failures, what, "nothing of this partition is published for now");
+        if alarming {
+            tracing::error!(partition, failures, what, "nothing of this partition is published");
+        } else {
+            tracing::warn!(partition, failures, what, "nothing of this partition is published for now");
+        }
         self.said = Some((what, now));
     }
 
@@ -158,34 +155,20 @@ impl Partition {
 }
 
 enum Step {
-    Passed(Box<Tenure>, Duration),
-    Failed(Option<Box<Tenure>>, String),
+    Passed(Box<Tenure>, Rest),
+    Failed(Box<Tenure>, Interrupted),
     Over,
 }
 
-/// A plain function of the state: opens the tenure where there is none, and makes one pass.
-async fn step(tenure: Option<Tenure>, seed: Seed, tenancy: Tenancy, trust: Arc<Trust>) -> Step {
-    let mut tenure = match tenure {
-        Some(tenure) => tenure,
-        None => match open(seed, tenancy, trust).await {
-            Ok(tenure) => tenure,
-            Err(error) => return Step::Failed(None, error.to_string()),
-        },
-    };
+/// A plain function of the state: one pass.
+async fn step(tenure: Option<Box<Tenure>>, seed: Seed, tenancy: Tenancy, trust: Arc<Trust>) -> Step {
+    let mut tenure =
+        tenure.unwrap_or_else(|| Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe())));
     match tenure.pass().await {
-        Ok(wait) => Step::Passed(Box::new(tenure), wait),
+        Ok(rest) => Step::Passed(tenure, rest),
         Err(Interrupted::LeaseLost(_)) => Step::Over,
-        Err(Interrupted::Database(error)) => Step::Failed(Some(Box::new(tenure)), error.to_string()),
-        Err(Interrupted::Silent) => Step::Failed(None, Interrupted::Silent.to_string()),
+        Err(interrupted) => Step::Failed(tenure, interrupted),
     }
-}
-
-async fn open(seed: Seed, tenancy: Tenancy, trust: Arc<Trust>) -> Result<Tenure, crate::broker::Error> {
-    let stream =
-        StreamSpec { source: seed.source.clone(), partition: tenancy.partition.0, partitions: seed.partitions };
-    let publisher = seed.broker.publisher(stream).await?;
-    event::Limits::lower_to(publisher.max_message_bytes());
-    Ok(Tenure::new(seed.pool, publisher, seed.source, tenancy, trust, seed.limits))
 }
 
 impl Actor for Partition {
@@ -210,8 +193,21 @@ impl Supervised for Partition {
     }
 }
 
-/// A hint: somebody in this process has appended. Hints that come while one is unread are one.
+/// A hint: somebody in this process has appended, or a look has found something. Hints that come while one is unread are
+/// one; those that come during a pass are for the pass.
+#[derive(Message)]
+#[rtype(result = "()")]
 struct Wake;
+
+impl Handler<Wake> for Partition {
+    type Result = ();
+
+    fn handle(&mut self, _: Wake, context: &mut Context<Self>) {
+        if self.heeds_hints() {
+            self.step(context);
+        }
+    }
+}
 
 fn stream_of(wakes: watch::Receiver<u64>) -> impl futures_util::Stream<Item = Wake> {
     futures_util::stream::unfold(wakes, |mut wakes| async move { wakes.changed().await.ok().map(|()| (Wake, wakes)) })
@@ -219,7 +215,7 @@ fn stream_of(wakes: watch::Receiver<u64>) -> impl futures_util::Stream<Item = Wa
 
 impl StreamHandler<Wake> for Partition {
     fn handle(&mut self, _: Wake, context: &mut Context<Self>) {
-        if self.running || self.heeds_hints() {
+        if self.heeds_hints() {
             self.step(context);
         }
     }

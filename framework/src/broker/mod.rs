@@ -14,7 +14,8 @@ use futures_util::future::BoxFuture;
 
 pub use jetstream::JetStream;
 
-pub use crate::protocol::outcome::{Outcome, Refusal, Stored, Unclear};
+pub use crate::protocol::anchor::Position;
+pub use crate::protocol::outcome::{Outage, Outcome, Refusal, Stored, Unclear};
 
 /// One message on its way to the broker, or from it.
 #[derive(Clone, PartialEq, Eq)]
@@ -98,8 +99,8 @@ pub trait Publisher: Send + Sync {
     /// last of them. Called only where [`batch`](Self::batch) allows it.
     fn send_batch(&self, messages: Vec<Message>, expected: u64) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         let _ = (messages, expected);
-        let unavailable: BoxFuture<'static, Outcome> = Box::pin(std::future::ready(Outcome::Unavailable));
-        Box::pin(std::future::ready(unavailable))
+        let abandoned: BoxFuture<'static, Outcome> = Box::pin(std::future::ready(Outcome::Abandoned));
+        Box::pin(std::future::ready(abandoned))
     }
 
     /// Where the stream stands now.
@@ -116,17 +117,11 @@ pub trait Publisher: Send + Sync {
 
     /// The most bytes one message may have, headers included.
     fn max_message_bytes(&self) -> usize;
-}
 
-/// Where a stream stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
-    /// Its creation time, in nanoseconds since 1970: another one is another stream.
-    pub incarnation: i64,
-    /// The sequence of its first message; one more than the last where it has none.
-    pub first_seq: u64,
-    /// The sequence of its last message; 0 where it never had one.
-    pub last_seq: u64,
+    /// How long an answer is waited for, counted from the send. Default 5 s.
+    fn ack_timeout(&self) -> Duration {
+        Duration::from_secs(5)
+    }
 }
 
 /// The stream that a partition needs.

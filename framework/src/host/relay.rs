@@ -21,6 +21,7 @@ pub struct Relay {
     window_bytes: usize,
     in_flight: usize,
     backoff: Backoff,
+    sync_horizon: Duration,
     pub(super) connections: usize,
     pub(super) name: String,
 }
@@ -30,9 +31,10 @@ impl Default for Relay {
         Relay {
             lease: Duration::from_secs(15),
             window: 1_000,
-            window_bytes: 16 * 1024 * 1024,
-            in_flight: 256,
+            window_bytes: 8 * 1024 * 1024,
+            in_flight: 1_024,
             backoff: Backoff { min: Duration::from_millis(200), max: Duration::from_secs(60) },
+            sync_horizon: Duration::from_secs(600),
             connections: 4,
             name: format!("process {}", std::process::id()),
         }
@@ -52,13 +54,13 @@ impl Relay {
         self
     }
 
-    /// Bytes of data claimed at once, per partition; one event is always taken. Default 16 MiB.
+    /// Bytes of data claimed at once, per partition; one event is always taken. Default 8 MiB.
     pub fn window_bytes(mut self, bytes: usize) -> Self {
         self.window_bytes = bytes;
         self
     }
 
-    /// Messages without an acknowledgement at once, per partition; at most one of each aggregate. Default 256.
+    /// Messages without an acknowledgement at once, per partition. Default 1,024.
     pub fn in_flight(mut self, messages: usize) -> Self {
         self.in_flight = messages;
         self
@@ -67,6 +69,14 @@ impl Relay {
     /// The wait after a failed attempt of an event, and its ceiling. Default 200 ms and 1 min.
     pub fn backoff(mut self, min: Duration, max: Duration) -> Self {
         self.backoff = Backoff { min, max };
+        self
+    }
+
+    /// How far back a broker that lost its stream may have lost what it confirmed: after a loss, events that were confirmed
+    /// within this time are published again where the stream does not show them. At least the `sync_interval` of the
+    /// server, 2 min unless it is configured. Default 10 min.
+    pub fn sync_horizon(mut self, horizon: Duration) -> Self {
+        self.sync_horizon = horizon;
         self
     }
 
@@ -89,6 +99,7 @@ impl Relay {
             window_bytes: self.window_bytes,
             in_flight: self.in_flight,
             backoff: self.backoff,
+            sync_horizon: self.sync_horizon,
         }
     }
 

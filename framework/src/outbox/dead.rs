@@ -1,15 +1,41 @@
 //! Set an event aside that the broker will never take. Under `halt` its pending row stays, in state `dead`, and holds the
 //! lane: no owner overtakes it.
 
+use std::time::{Duration, Instant};
+
 use diesel::sql_types::{BigInt, Integer, Text, Uuid};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::claim::Claimed;
 use super::lease::Tenancy;
+use super::publish::{Interrupted, Tenure};
+use crate::broker::Refusal;
 use crate::postgres::statement;
+use crate::telemetry;
+
+impl Tenure {
+    /// The event can never be published: it is set aside, and its lane waits behind it.
+    pub(super) async fn set_aside(&mut self, claimed: &Claimed, refusal: Refusal) -> Result<(), Interrupted> {
+        let reason = refusal.to_string();
+        let (seq, id) = (claimed.row.seq, &claimed.envelope.id);
+        tracing::error!(
+            seq,
+            id,
+            reason,
+            "an event can never be published and is set aside; its aggregate waits behind it"
+        );
+        self.lanes.hold_until(claimed.row.lane, Instant::now() + HELD);
+        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+        let tenancy = self.tenancy;
+        let setting = self.ground.pool.run(async |connection| dead(connection, &tenancy, claimed, &reason).await);
+        let ours = setting.await?;
+        telemetry::dead("relay");
+        self.still_ours(ours)
+    }
+}
 
 /// Writes the dead letter; `false` if the partition is not ours any more.
-pub(super) async fn dead(
+async fn dead(
     connection: &mut AsyncPgConnection,
     tenancy: &Tenancy,
     row: &Claimed,
@@ -19,7 +45,7 @@ pub(super) async fn dead(
         partition: tenancy.partition.0,
         node: tenancy.node,
         epoch: tenancy.epoch.0,
-        seq: row.seq,
+        seq: row.row.seq,
         id_hash: row.id_hash,
         event_id: row.envelope.id.clone(),
         reason: reason.to_owned(),
@@ -55,3 +81,6 @@ statement! {
      )
      SELECT count(*) FROM ours"
 }
+
+/// Its lane is asked for again after this, and at once when it is resolved.
+const HELD: Duration = Duration::from_secs(60);

@@ -1,60 +1,86 @@
-//! Step 3: one pass over a partition: claim, publish, confirm, and look again when it pays.
-//!
-//! The *serial* strategy: at most one message of a lane is in flight, many lanes at once. What follows from each answer
-//! is decided in [`outcome`](crate::protocol::outcome).
+//! Steps 2 to 4 at work: one owner's time with one partition. Rows are read ahead, published as a chain, and confirmed in
+//! batches, all at the same time; nothing is held over the broker's answers, and anything unclear ends the connection and is
+//! decided by reading the stream.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use tokio::task::{JoinError, JoinHandle};
+use tokio::sync::watch;
 
-use super::claim::{Claimed, Window, claim};
+use super::claim::Claimed;
 use super::confirm::{Confirmed, Evidence, confirm};
-use super::dead::dead;
 use super::lease::{Tenancy, Trust};
-use super::release::release;
+use super::read::{Answer, Bounds, Reader};
+use super::reconcile::{Stopped, reconcile};
+use super::task::Task;
 use crate::broker::jetstream::subject_of;
-use crate::broker::{Message, Outcome, Publisher, Refusal};
+use crate::broker::{Broker, Message, Outage, Outcome, Publisher, Refusal, StreamSpec};
+use crate::event;
 use crate::failpoint::failpoint;
 use crate::postgres::{Error as DatabaseError, Pool};
 use crate::protocol::backoff::Backoff;
 use crate::protocol::breaker::{Ask, Breaker};
-use crate::protocol::lanes::{Lanes, queues};
-use crate::protocol::outcome::{Next, next};
-use crate::protocol::pace::{Found, Pace};
+use crate::protocol::chain::{Chain, End, Step, Ticket};
+use crate::protocol::lanes::Lanes;
 use crate::telemetry;
 
 /// The limits of a relay.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) window: usize,
     pub(crate) window_bytes: usize,
     pub(crate) in_flight: usize,
     pub(crate) backoff: Backoff,
+    pub(crate) sync_horizon: Duration,
 }
 
-/// One owner's time with one partition: everything in it is forgotten with the epoch.
+/// What a tenure works with.
+#[derive(Clone)]
+pub(crate) struct Ground {
+    pub(crate) pool: Pool,
+    pub(crate) broker: Arc<dyn Broker>,
+    pub(crate) source: String,
+    pub(crate) partitions: i32,
+    pub(crate) limits: Limits,
+}
+
+/// One owner's time with one partition, over one connection after another.
 pub(crate) struct Tenure {
-    pool: Pool,
-    publisher: Box<dyn Publisher>,
-    source: String,
-    tenancy: Tenancy,
+    pub(super) ground: Ground,
+    pub(super) tenancy: Tenancy,
     trust: Arc<Trust>,
-    limits: Limits,
-    lanes: Lanes,
+    wakes: watch::Receiver<u64>,
+    pub(super) lanes: Lanes,
     breaker: Breaker,
-    pace: Pace,
-    /// Stored by the broker and not yet recorded: the database did not answer.
-    evidence: Vec<Evidence>,
-    /// Events that waited since the last probe, and when that was last said.
-    waited: u64,
-    said: Option<Instant>,
-    /// Passes in a row in which the broker took nothing of what it was offered.
+    /// Messages that go one at a time, after a run in which it was not clear which of them was to blame.
+    singly: usize,
+    /// Runs in a row in which the broker took nothing because it is full.
     barren: u32,
+    said_full: Option<Instant>,
+    link: Option<Link>,
+}
+
+/// What lives as long as one connection: it begins with a reconciled stream.
+struct Link {
+    publisher: Box<dyn Publisher>,
+    chain: Chain,
+    reader: Reader,
+    queue: VecDeque<Claimed>,
+    queue_bytes: i64,
+    in_flight: FuturesUnordered<BoxFuture<'static, (Ticket, Outcome)>>,
+    sent: HashMap<Ticket, Vec<Claimed>>,
+    deadlines: VecDeque<(Ticket, Instant)>,
+    broken_at: Option<Instant>,
+    /// Rows of a broken run that were not stored.
+    back: Vec<Claimed>,
+    outage: Option<Outage>,
+    stored: VecDeque<(i64, Evidence)>,
+    stored_at: Option<Instant>,
+    position_at: Instant,
 }
 
 /// Why a pass ended early.
@@ -63,91 +89,48 @@ pub(crate) enum Interrupted {
     /// Another node owns the partition now.
     #[error("the lease of partition {0} was lost to another node")]
     LeaseLost(i32),
-    /// The stream does not answer; another connection finds it, or makes it again.
-    #[error("the stream does not answer; its connection is opened anew")]
-    Silent,
+    /// It is not known what the broker stored; the stream is read before anything else is published.
+    #[error("{0}; the stream is read before anything else is published")]
+    Unclear(String),
+    /// The stream and the database do not fit together, or one of them does not answer.
+    #[error(transparent)]
+    Stopped(Stopped),
     /// The database did not answer; what was claimed is dropped.
     #[error(transparent)]
     Database(#[from] DatabaseError),
 }
 
+impl Interrupted {
+    /// It does not go away by itself.
+    pub(crate) fn is_alarming(&self) -> bool {
+        matches!(self, Interrupted::Stopped(Stopped::Foreign { .. }))
+    }
+}
+
+/// How a pass ended: nothing is in hand.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rest {
+    /// When to make the next one, unless woken.
+    pub(crate) wait: Duration,
+    /// Something new would stand above this place; `None` while the broker takes nothing.
+    pub(crate) floor: Option<i64>,
+}
+
 impl Tenure {
-    pub(crate) fn new(
-        pool: Pool,
-        publisher: Box<dyn Publisher>,
-        source: String,
-        tenancy: Tenancy,
-        trust: Arc<Trust>,
-        limits: Limits,
-    ) -> Tenure {
+    pub(crate) fn new(ground: Ground, tenancy: Tenancy, trust: Arc<Trust>, wakes: watch::Receiver<u64>) -> Tenure {
         telemetry::breaker(tenancy.partition, false);
-        let breaker = Breaker::new(Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) });
         Tenure {
-            pool,
-            publisher,
-            source,
+            ground,
             tenancy,
             trust,
-            limits,
-            lanes: Lanes::default(),
-            breaker,
-            pace: Pace::new(),
-            evidence: Vec::new(),
-            waited: 0,
-            said: None,
+            wakes,
+            lanes: Lanes::new(MEMORY),
+            breaker: Breaker::new(PROBES),
+            singly: 0,
             barren: 0,
+            said_full: None,
+            link: None,
         }
-    }
-
-    /// One pass; returns how long to wait before the next, unless woken.
-    ///
-    /// # Errors
-    /// [`Interrupted::LeaseLost`] ends the tenure, [`Interrupted::Silent`] asks for another one; after
-    /// [`Interrupted::Database`] the next pass starts anew.
-    pub(crate) async fn pass(&mut self) -> Result<Duration, Interrupted> {
-        if !self.trust.holds() {
-            return Ok(self.pace.after(Found::Nothing));
-        }
-        self.record_what_is_stored().await?;
-        match self.breaker.ask(Instant::now()) {
-            Ask::Publish => {}
-            Ask::Wait(time) => return Ok(time),
-            Ask::Probe => {
-                let answers = self.publisher.probe().await;
-                let now = Instant::now();
-                if answers {
-                    self.breaker.close();
-                    self.say_what_waits(now);
-                } else {
-                    self.breaker.open(now, rand::random())
-                }
-                telemetry::breaker(self.tenancy.partition, self.breaker.is_open());
-                if self.breaker.failures() >= SILENT_AFTER {
-                    return Err(Interrupted::Silent);
-                }
-                if let Ask::Wait(time) = self.breaker.ask(now) {
-                    tracing::warn!(
-                        partition = self.tenancy.partition.0,
-                        "the broker does not answer; nothing is published until it does"
-                    );
-                    return Ok(time);
-                }
-            }
-        }
-        let rows = self.claim().await?;
-        failpoint!("relay::claimed");
-        let found = match rows.len() {
-            0 => Found::Nothing,
-            full if full >= self.limits.window => Found::Full,
-            _ => Found::Some,
-        };
-        if !rows.is_empty() {
-            self.publish(rows).await?;
-        }
-        let wait = self.pace.after(found);
-        let now = Instant::now();
-        let wait = self.lanes.next_free(now).map_or(wait, |free| wait.min(free - now));
-        Ok(if self.is_barren() { wait.max(LANE_BACKOFF.delay(self.barren, rand::random())) } else { wait })
     }
 
     /// The broker answers and takes nothing, as with a full stream: a hint that there is more to publish changes nothing.
@@ -155,223 +138,449 @@ impl Tenure {
         self.barren > 0
     }
 
-    async fn claim(&mut self) -> Result<Vec<Claimed>, Interrupted> {
-        let window = Window {
-            rows: i64::try_from(self.limits.window).unwrap_or(i64::MAX),
-            bytes: i64::try_from(self.limits.window_bytes).unwrap_or(i64::MAX),
-            row_bytes: i64::try_from(self.publisher.max_message_bytes()).unwrap_or(i64::MAX),
-            retry_ceiling_ms: i64::try_from(self.limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
+    /// Somebody in this process has appended since it was looked last.
+    pub(crate) fn has_hint(&self) -> bool {
+        self.wakes.has_changed().unwrap_or(false)
+    }
+
+    /// Publishes what there is, until nothing is in hand.
+    ///
+    /// # Errors
+    /// [`Interrupted::LeaseLost`] ends the tenure; after everything else the next pass begins with a new connection.
+    pub(crate) async fn pass(&mut self) -> Result<Rest, Interrupted> {
+        if !self.trust.holds() {
+            return Ok(Rest { wait: UNTRUSTED, floor: None });
+        }
+        if let Ask::Wait(wait) = self.breaker.ask(Instant::now()) {
+            return Ok(Rest { wait, floor: None });
+        }
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => self.open().await?,
         };
-        let held = self.lanes.held(Instant::now());
-        let (source, partition) = (self.source.as_str(), self.tenancy.partition);
-        // The connection goes back before anything is published: none is held over broker I/O.
-        let claiming = self.pool.run(async |connection| claim(connection, source, partition, held, window).await);
-        Ok(claiming.await?)
-    }
-
-    async fn publish(&mut self, rows: Vec<Claimed>) -> Result<(), Interrupted> {
-        let mut queues = queues(rows, |row| row.lane);
-        let mut ready: VecDeque<usize> = (0..queues.len()).collect();
-        let mut in_flight = FuturesUnordered::new();
-        let mut confirming: Option<JoinHandle<Confirming>> = None;
-        let mut counts = Counts::default();
-        let mut result = Ok(());
-        let in_flight_limit = if self.is_barren() { 1 } else { self.limits.in_flight };
-        loop {
-            while in_flight.len() < in_flight_limit && result.is_ok() && self.may_publish() {
-                let Some(queue) = ready.pop_front() else { break };
-                let Some(row) = queues[queue].pop_front() else { continue };
-                counts.publishes += 1;
-                let outcome = self.send(&row).await;
-                in_flight.push(async move { (queue, row, outcome.await) });
+        let result = self.run(&mut link).await;
+        match result {
+            Ok(rest) => {
+                self.link = Some(link);
+                Ok(rest)
             }
-            if confirming.is_none() && !self.evidence.is_empty() && result.is_ok() {
-                confirming = Some(self.confirming());
-            }
-            if in_flight.is_empty() && confirming.is_none() {
-                break;
-            }
-            tokio::select! {
-                biased;
-                Some((queue, row, outcome)) = in_flight.next(), if !in_flight.is_empty() => {
-                    match self.follow(&row, &outcome, &mut counts).await {
-                        Ok(true) => ready.push_back(queue),
-                        Ok(false) => {}
-                        Err(interrupted) => result = result.and(Err(interrupted)),
-                    }
-                }
-                done = async { confirming.as_mut().expect("guarded").await }, if confirming.is_some() => {
-                    confirming = None;
-                    if let Err(interrupted) = self.confirmed(joined(done)) {
-                        result = result.and(Err(interrupted));
-                    }
-                }
+            Err(interrupted) => {
+                // What was claimed is claimed anew; the connection goes with all that it has not sent.
+                self.lanes.give_back();
+                Err(interrupted)
             }
         }
-        telemetry::published(self.tenancy.partition, counts.publishes, counts.duplicates);
-        self.barren = match counts {
-            Counts { stored: 1.., .. } => 0,
-            Counts { waited: 0, .. } => self.barren,
-            Counts { .. } => self.barren.saturating_add(1),
+    }
+
+    async fn open(&mut self) -> Result<Link, Interrupted> {
+        let spec = StreamSpec {
+            source: self.ground.source.clone(),
+            partition: self.tenancy.partition.0,
+            partitions: self.ground.partitions,
         };
-        result
-    }
-
-    /// Trust is looked at before every message, and silence of the broker stops the pass.
-    fn may_publish(&self) -> bool {
-        self.trust.holds() && self.breaker.ask(Instant::now()) == Ask::Publish
-    }
-
-    async fn send(&self, row: &Claimed) -> BoxFuture<'static, Outcome> {
-        if let Some(refusal) = row.unreadable.or_else(|| row.envelope.refusal()) {
-            return futures_util::future::ready(Outcome::Refused(refusal)).boxed();
-        }
-        let subject = subject_of(&row.envelope, self.tenancy.partition.0);
-        let headers = row.envelope.to_headers();
-        let bytes = row.envelope.data.len() + headers.iter().map(|(n, v)| n.len() + v.len() + 4).sum::<usize>();
-        if bytes > self.publisher.max_message_bytes() {
-            return futures_util::future::ready(Outcome::Refused(Refusal::TooLarge)).boxed();
-        }
-        let message = Message::new(subject, row.envelope.message_id(), headers, row.envelope.data.clone());
-        let acknowledgement = self.publisher.send(message, None).await;
-        failpoint!("relay::sent");
-        acknowledgement
-    }
-
-    /// Does what follows from an answer; `true` if the lane may go on.
-    async fn follow(&mut self, row: &Claimed, outcome: &Outcome, counts: &mut Counts) -> Result<bool, Interrupted> {
-        match next(outcome) {
-            Next::Confirm(stored) => {
-                failpoint!("relay::acknowledged");
-                counts.stored += 1;
-                counts.duplicates += u64::from(stored.duplicate);
-                self.lanes.free(row.lane);
-                let stream_seq = i64::try_from(stored.stream_seq).unwrap_or(i64::MAX);
-                self.evidence.push(Evidence { seq: row.seq, id_hash: row.id_hash, stream_seq });
-                Ok(true)
-            }
-            Next::Wait => {
-                let now = Instant::now();
-                self.lanes.hold(row.lane, now, &LANE_BACKOFF, rand::random());
-                self.breaker.suspect(now);
-                self.waited += 1;
-                counts.waited += 1;
-                Ok(false)
-            }
-            Next::Retry(error) => {
-                let attempts = u32::try_from(row.attempts).unwrap_or(0).saturating_add(1);
-                let delay = self.limits.backoff.delay(attempts, rand::random());
-                tracing::warn!(
-                    seq = row.seq,
-                    id = row.envelope.id,
-                    attempts,
-                    ?delay,
-                    error,
-                    "an event could not be published; it will be tried again"
-                );
-                let tenancy = self.tenancy;
-                let releasing =
-                    self.pool.run(async |connection| release(connection, &tenancy, row, delay, &error).await);
-                let ours = releasing.await?;
-                self.still_ours(ours).map(|()| false)
-            }
-            Next::Die(reason) => {
-                tracing::error!(
-                    seq = row.seq,
-                    id = row.envelope.id,
-                    reason,
-                    "an event can never be published and is set aside; its aggregate waits behind it"
-                );
-                let tenancy = self.tenancy;
-                let ours = self.pool.run(async |connection| dead(connection, &tenancy, row, &reason).await).await?;
-                telemetry::dead("relay");
-                self.still_ours(ours).map(|()| false)
-            }
-        }
-    }
-
-    /// One confirmation in flight; what is acknowledged meanwhile makes the next batch. It runs by itself, so that its
-    /// connection comes back while the pass waits for another.
-    fn confirming(&mut self) -> JoinHandle<Confirming> {
-        let batch = std::mem::take(&mut self.evidence);
-        let (pool, tenancy, incarnation) = (self.pool.clone(), self.tenancy, self.publisher.incarnation());
-        tokio::spawn(async move {
-            let evidence = batch.clone();
-            let recording =
-                pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await).await;
-            match recording {
-                Ok(confirmed) => Confirming::Done(confirmed),
-                Err(error) => Confirming::Failed(batch, error),
-            }
+        let publisher = self.ground.broker.publisher(spec).await.map_err(|error| Interrupted::Stopped(error.into()))?;
+        event::Limits::lower_to(publisher.max_message_bytes());
+        let (pool, horizon) = (&self.ground.pool, self.ground.limits.sync_horizon);
+        let reconciling = reconcile(pool, &*publisher, &self.ground.source, &self.tenancy, horizon);
+        let reconciled = reconciling.await;
+        telemetry::stopped(self.tenancy.partition, matches!(reconciled, Err(Stopped::Foreign { .. })));
+        let last = reconciled.map_err(|stopped| match stopped {
+            Stopped::LeaseLost => Interrupted::LeaseLost(self.tenancy.partition.0),
+            Stopped::Database(error) => Interrupted::Database(error),
+            other @ (Stopped::Broker(_) | Stopped::Foreign { .. }) => Interrupted::Stopped(other),
+        })?;
+        let now = Instant::now();
+        let limits = &self.ground.limits;
+        let bounds = Bounds {
+            rows: limits.window,
+            bytes: i64::try_from(limits.window_bytes).unwrap_or(i64::MAX),
+            row_bytes: i64::try_from(publisher.max_message_bytes()).unwrap_or(i64::MAX),
+            ceiling_ms: i64::try_from(limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
+        };
+        Ok(Link {
+            publisher,
+            chain: Chain::at(last),
+            reader: Reader::new(self.tenancy, bounds, now),
+            queue: VecDeque::new(),
+            queue_bytes: 0,
+            in_flight: FuturesUnordered::new(),
+            sent: HashMap::new(),
+            deadlines: VecDeque::new(),
+            broken_at: None,
+            back: Vec::new(),
+            outage: None,
+            stored: VecDeque::new(),
+            stored_at: None,
+            position_at: now,
         })
     }
 
-    fn confirmed(&mut self, done: Confirming) -> Result<(), Interrupted> {
-        match done {
-            Confirming::Done(confirmed) => {
-                failpoint!("relay::confirmed");
-                telemetry::confirmed(self.tenancy.partition, u64::try_from(confirmed.ended).unwrap_or(0));
-                self.still_ours(confirmed.ours)
+    async fn run(&mut self, link: &mut Link) -> Result<Rest, Interrupted> {
+        self.check_position(link).await?;
+        link.reader.hint();
+        let mut reading: Option<Task<Result<Answer, DatabaseError>>> = None;
+        let mut confirming: Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> = None;
+        loop {
+            let now = Instant::now();
+            let stops = !self.trust.holds() || self.breaker.ask(now) != Ask::Publish;
+            if reading.is_none() && !stops {
+                reading = self.read(link, now);
             }
-            // Kept: it is recorded before anything else is published.
-            Confirming::Failed(batch, error) => {
-                self.evidence.extend(batch);
-                Err(error.into())
+            if !stops {
+                self.send(link).await?;
+            }
+            if confirming.is_none() {
+                let idle = link.in_flight.is_empty() && (stops || (link.queue.is_empty() && reading.is_none()));
+                confirming = self.confirm(link, idle, now);
+            }
+            if link.in_flight.is_empty() && confirming.is_none() && (reading.is_none() || stops) && link.stored.is_empty() {
+                if stops || link.queue.is_empty() {
+                    return Ok(self.rest(link));
+                }
+                if self.barren > 0 {
+                    return Ok(self.rest(link));
+                }
+            }
+            let deadline = link.deadline(now);
+            let linger = link.stored_at.filter(|_| confirming.is_none()).map(|at| at + LINGER);
+            tokio::select! {
+                biased;
+                Some((ticket, outcome)) = link.in_flight.next(), if !link.in_flight.is_empty() => {
+                    self.answered(link, ticket, outcome).await?;
+                    while let Some(Some((ticket, outcome))) = link.in_flight.next().now_or_never() {
+                        self.answered(link, ticket, outcome).await?;
+                    }
+                    self.ended(link).await?;
+                }
+                answer = async { reading.as_mut().expect("guarded").join().await }, if reading.is_some() => {
+                    reading = None;
+                    self.took(link, answer.unwrap_or(Err(DatabaseError::Stopping))?);
+                }
+                done = async { confirming.as_mut().expect("guarded").join().await }, if confirming.is_some() => {
+                    confirming = None;
+                    self.confirmed(done)?;
+                }
+                () = until(deadline), if deadline.is_some() => {
+                    for ticket in link.chain.gave_up() {
+                        link.sent.remove(&ticket);
+                    }
+                    link.in_flight.clear();
+                    return Err(Interrupted::Unclear("the broker did not acknowledge what was published in time".into()));
+                }
+                () = until(linger), if linger.is_some() => {}
+                Ok(()) = self.wakes.changed() => link.reader.hint(),
             }
         }
     }
 
-    /// The broker is there and events were turned away, as by a full stream: nothing is counted, so nothing else would
-    /// say it.
-    fn say_what_waits(&mut self, now: Instant) {
-        let waited = std::mem::take(&mut self.waited);
-        if waited > 0 && self.said.is_none_or(|said| now - said > SAY_AGAIN) {
-            self.said = Some(now);
+    fn read(&mut self, link: &mut Link, now: Instant) -> Option<Task<Result<Answer, DatabaseError>>> {
+        let limits = &self.ground.limits;
+        let full = link.queue_bytes >= i64::try_from(limits.window_bytes).unwrap_or(i64::MAX);
+        let room = if full || self.barren > 0 { 0 } else { limits.window.saturating_sub(link.queue.len()) };
+        // Half a window at least, or a long queue would be topped up row by row.
+        let room = if room * 2 < limits.window { 0 } else { limits.window };
+        let query = link.reader.next(&mut self.lanes, room, now)?;
+        let ceiling_ms = i64::try_from(limits.backoff.max.as_millis()).unwrap_or(i64::MAX);
+        let (pool, source) = (self.ground.pool.clone(), self.ground.source.clone());
+        Some(Task::spawn(Reader::ask_database(pool, source, self.tenancy, ceiling_ms, query)))
+    }
+
+    fn took(&mut self, link: &mut Link, answer: Answer) {
+        let claimed = link.reader.took(answer, &mut self.lanes, Instant::now());
+        if !claimed.is_empty() {
+            failpoint!("relay::claimed");
+        }
+        link.queue_bytes += claimed.iter().map(|claimed| claimed.bytes).sum::<i64>();
+        link.queue.extend(claimed);
+    }
+
+    /// Sends as much as may be in flight. Trust is looked at before every message.
+    async fn send(&mut self, link: &mut Link) -> Result<(), Interrupted> {
+        let batch = link.publisher.batch().filter(|_| self.singly == 0 && self.barren == 0);
+        let limit = match batch {
+            Some(_) => BATCHES_IN_FLIGHT,
+            None if self.singly > 0 || self.barren > 0 => 1,
+            None => self.ground.limits.in_flight,
+        };
+        let mut publishes = 0;
+        while link.chain.in_flight() < limit && !link.chain.is_broken() && !link.queue.is_empty() && self.trust.holds() {
+            let want = batch.map_or(1, |most| most.min(BATCH));
+            if want > 1 && link.queue.len() < SMALL_BATCH && link.chain.in_flight() > 0 {
+                break;
+            }
+            let (rows, mut messages) = self.take(link, want).await?;
+            let Some(last) = messages.pop() else { continue };
+            let expected = link.chain.expected();
+            let count = rows.len();
+            let answer = if messages.is_empty() {
+                link.publisher.send(last, Some(expected)).await
+            } else {
+                messages.push(last);
+                link.publisher.send_batch(messages, expected).await
+            };
+            failpoint!("relay::sent");
+            publishes += count;
+            self.singly = self.singly.saturating_sub(count);
+            let ticket = link.chain.sent(u64::try_from(count).unwrap_or(u64::MAX));
+            link.sent.insert(ticket, rows);
+            link.deadlines.push_back((ticket, Instant::now() + link.publisher.ack_timeout()));
+            link.in_flight.push(async move { (ticket, answer.await) }.boxed());
+        }
+        telemetry::publishes(self.tenancy.partition, publishes);
+        Ok(())
+    }
+
+    /// Takes rows from the queue that can be sent; what cannot be is set aside here.
+    async fn take(&mut self, link: &mut Link, want: usize) -> Result<(Vec<Claimed>, Vec<Message>), Interrupted> {
+        let (mut rows, mut messages) = (Vec::with_capacity(want), Vec::with_capacity(want));
+        let mut bytes = 0;
+        let now = Instant::now();
+        while rows.len() < want && bytes < BATCH_BYTES {
+            let Some(claimed) = link.queue.pop_front() else { break };
+            link.queue_bytes -= claimed.bytes;
+            if self.lanes.is_held(claimed.row.lane, now) {
+                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+                continue;
+            }
+            match message_of(&claimed, self.tenancy.partition.0, link.publisher.max_message_bytes()) {
+                Ok(message) => {
+                    bytes += message.payload.len();
+                    rows.push(claimed);
+                    messages.push(message);
+                }
+                Err(refusal) => self.set_aside(&claimed, refusal).await?,
+            }
+        }
+        Ok((rows, messages))
+    }
+
+    async fn answered(&mut self, link: &mut Link, ticket: Ticket, outcome: Outcome) -> Result<(), Interrupted> {
+        let Some(step) = link.chain.answered(ticket, &outcome) else { return Ok(()) };
+        let rows = link.sent.remove(&ticket).unwrap_or_default();
+        while link.deadlines.front().is_some_and(|(first, _)| !link.sent.contains_key(first)) {
+            link.deadlines.pop_front();
+        }
+        if link.chain.is_broken() {
+            link.broken_at.get_or_insert_with(Instant::now);
+        }
+        match step {
+            Step::Stored { first, .. } => {
+                failpoint!("relay::acknowledged");
+                self.barren = 0;
+                if let Outcome::Stored(stored) = outcome
+                    && stored.duplicate
+                {
+                    telemetry::publish_duplicates(self.tenancy.partition, 1);
+                }
+                for (claimed, stream_seq) in rows.into_iter().zip(first..) {
+                    let stream_seq = i64::try_from(stream_seq).unwrap_or(i64::MAX);
+                    let evidence = Evidence { seq: claimed.row.seq, id_hash: claimed.id_hash, stream_seq };
+                    link.stored.push_back((claimed.row.lane, evidence));
+                }
+                link.stored_at.get_or_insert_with(Instant::now);
+            }
+            Step::Refused(refusal) => {
+                for claimed in &rows {
+                    self.set_aside(claimed, refusal).await?;
+                }
+            }
+            Step::Singly => {
+                self.singly += rows.len();
+                link.back.extend(rows);
+            }
+            Step::Echo => link.back.extend(rows),
+            Step::Unavailable(outage) => {
+                link.outage = Some(outage);
+                link.back.extend(rows);
+            }
+            Step::Unclear(unclear) => {
+                for claimed in &rows {
+                    if unclear.speaks_of_the_event() {
+                        self.retry(claimed, &unclear.to_string(), 1).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What follows when a run has ended.
+    async fn ended(&mut self, link: &mut Link) -> Result<(), Interrupted> {
+        match link.chain.end() {
+            None | Some(End::GoOn) => return Ok(()),
+            Some(End::Reconcile) => {
+                let why = match link.outage {
+                    Some(Outage::Down) => "the broker is not available",
+                    Some(Outage::Absent | Outage::Full) | None => "it is not clear what the broker has stored",
+                };
+                return Err(Interrupted::Unclear(why.into()));
+            }
+            Some(End::Predict) => {}
+        }
+        link.broken_at = None;
+        let mut back = std::mem::take(&mut link.back);
+        back.sort_by_key(|claimed| claimed.row.seq);
+        let waited = back.len();
+        let alone = back.len() == 1;
+        let first = back.first().map(|claimed| (claimed.row, claimed.clone()));
+        for claimed in back.into_iter().rev() {
+            link.queue_bytes += claimed.bytes;
+            link.queue.push_front(claimed);
+        }
+        match link.outage.take() {
+            None => Ok(()),
+            Some(Outage::Full) => {
+                self.barren = self.barren.saturating_add(1);
+                self.say_full(waited);
+                Ok(())
+            }
+            Some(Outage::Absent | Outage::Down) if !link.publisher.probe().await => {
+                self.breaker.open(Instant::now(), rand::random());
+                telemetry::breaker(self.tenancy.partition, true);
+                Err(Interrupted::Unclear("the stream does not answer".into()))
+            }
+            // The stream is there, and this one message finds no way to it.
+            Some(Outage::Absent | Outage::Down) if alone => {
+                if let Some((row, claimed)) = first {
+                    link.queue.retain(|queued| queued.row.seq != row.seq);
+                    self.retry(&claimed, UNROUTABLE, 0).await?;
+                    telemetry::unroutable(self.tenancy.partition);
+                }
+                Ok(())
+            }
+            Some(Outage::Absent | Outage::Down) => {
+                self.singly = self.singly.max(waited);
+                Ok(())
+            }
+        }
+    }
+
+    fn confirm(
+        &mut self,
+        link: &mut Link,
+        idle: bool,
+        now: Instant,
+    ) -> Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> {
+        let lingered = link.stored_at.is_some_and(|at| at + LINGER <= now);
+        if link.stored.is_empty() || !(idle || lingered || link.stored.len() >= CONFIRM_AT) {
+            return None;
+        }
+        let up_to = i64::try_from(link.chain.last()).unwrap_or(i64::MAX);
+        let (ready, later) = std::mem::take(&mut link.stored).into_iter().partition(|(_, e)| e.stream_seq <= up_to);
+        link.stored = later;
+        let ready: VecDeque<(i64, Evidence)> = ready;
+        if ready.is_empty() {
+            return None;
+        }
+        link.stored_at = (!link.stored.is_empty()).then_some(now);
+        let (lanes, evidence): (Vec<i64>, Vec<Evidence>) = ready.into_iter().unzip();
+        let (pool, tenancy, incarnation) = (self.ground.pool.clone(), self.tenancy, link.publisher.incarnation());
+        Some(Task::spawn(async move {
+            let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
+            (lanes, confirming.await)
+        }))
+    }
+
+    fn confirmed(
+        &mut self,
+        done: Option<(Vec<i64>, Result<Confirmed, DatabaseError>)>,
+    ) -> Result<(), Interrupted> {
+        let Some((lanes, confirmed)) = done else { return Err(DatabaseError::Stopping.into()) };
+        let confirmed = confirmed?;
+        failpoint!("relay::confirmed");
+        telemetry::confirmed(self.tenancy.partition, u64::try_from(confirmed.ended).unwrap_or(0));
+        self.still_ours(confirmed.ours)?;
+        lanes.into_iter().for_each(|lane| self.lanes.done(lane));
+        Ok(())
+    }
+
+    fn rest(&mut self, link: &mut Link) -> Rest {
+        let now = Instant::now();
+        if self.barren > 0 {
+            return Rest { wait: BARREN.delay(self.barren, rand::random()), floor: None };
+        }
+        link.reader.rest(now);
+        let next = link.reader.next_look(&self.lanes).min(link.position_at + POSITION_EVERY);
+        Rest { wait: next.saturating_duration_since(now), floor: Some(link.reader.floor()) }
+    }
+
+    /// Now and then at rest: whether the stream still ends where our last message is.
+    async fn check_position(&mut self, link: &mut Link) -> Result<(), Interrupted> {
+        if link.position_at.elapsed() < POSITION_EVERY || !link.queue.is_empty() {
+            return Ok(());
+        }
+        let position = link.publisher.position().await.map_err(|error| Interrupted::Stopped(error.into()))?;
+        link.position_at = Instant::now();
+        if position.incarnation == link.publisher.incarnation() && position.last_seq == link.chain.expected() {
+            return Ok(());
+        }
+        Err(Interrupted::Unclear("the stream does not end with our last message".into()))
+    }
+
+    fn say_full(&mut self, waited: usize) {
+        let now = Instant::now();
+        if self.said_full.is_none_or(|said| now - said > SAY_AGAIN) {
+            self.said_full = Some(now);
             tracing::warn!(
                 partition = self.tenancy.partition.0,
                 waited,
-                "the stream answers, but did not take or acknowledge events: is it full? They are tried again"
+                "the stream is full: nothing of this partition is published until there is room"
             );
         }
     }
 
-    async fn record_what_is_stored(&mut self) -> Result<(), Interrupted> {
-        if self.evidence.is_empty() {
-            return Ok(());
-        }
-        let done = joined(self.confirming().await);
-        self.confirmed(done)
-    }
-
-    fn still_ours(&self, ours: bool) -> Result<(), Interrupted> {
+    pub(super) fn still_ours(&self, ours: bool) -> Result<(), Interrupted> {
         if ours { Ok(()) } else { Err(Interrupted::LeaseLost(self.tenancy.partition.0)) }
     }
 }
 
-enum Confirming {
-    Done(Confirmed),
-    Failed(Vec<Evidence>, DatabaseError),
-}
-
-/// A panic in it is one of the pass; what it was to record is published again and found stored.
-fn joined(ended: Result<Confirming, JoinError>) -> Confirming {
-    match ended.map_err(JoinError::try_into_panic) {
-        Ok(confirming) => confirming,
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        Err(Err(_)) => Confirming::Failed(Vec::new(), DatabaseError::Stopping),
+impl Link {
+    /// When the oldest answer is overdue. In a broken run all that can still come is there soon: what the broker lost has
+    /// no answer, and what stands behind it is refused at once.
+    fn deadline(&self, now: Instant) -> Option<Instant> {
+        let (_, oldest) = self.deadlines.front()?;
+        let broken = self.broken_at.map_or(now + FOREVER, |at| at + BROKEN_GRACE);
+        Some(broken.min(*oldest))
     }
 }
 
-#[derive(Default)]
-struct Counts {
-    publishes: u64,
-    duplicates: u64,
-    stored: u64,
-    waited: u64,
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
-/// Probes without an answer before the connection is opened anew.
-const SILENT_AFTER: u32 = 3;
+/// The message of a row, or why there can be none.
+fn message_of(claimed: &Claimed, partition: i32, max_bytes: usize) -> Result<Message, Refusal> {
+    if let Some(refusal) = claimed.unreadable.or_else(|| claimed.envelope.refusal()) {
+        return Err(refusal);
+    }
+    let envelope = &claimed.envelope;
+    let headers = envelope.to_headers();
+    let bytes = envelope.data.len() + headers.iter().map(|(n, v)| n.len() + v.len() + 4).sum::<usize>();
+    if bytes > max_bytes {
+        return Err(Refusal::TooLarge);
+    }
+    Ok(Message::new(subject_of(envelope, partition), envelope.message_id(), headers, envelope.data.clone()))
+}
+
+/// Lanes remembered, so that their next row need not be asked for.
+const MEMORY: usize = 100_000;
+const BATCH: usize = 500;
+const BATCH_BYTES: usize = 4 * 1024 * 1024;
+const BATCHES_IN_FLIGHT: usize = 4;
+/// A batch that is smaller waits for more, while another one is under way.
+const SMALL_BATCH: usize = 32;
+const CONFIRM_AT: usize = 500;
+/// How long a stored event may wait for company on its way to the evidence.
+const LINGER: Duration = Duration::from_millis(5);
+const BROKEN_GRACE: Duration = Duration::from_millis(500);
+const FOREVER: Duration = Duration::from_secs(3600);
+const POSITION_EVERY: Duration = Duration::from_secs(30);
+const UNTRUSTED: Duration = Duration::from_millis(100);
 const SAY_AGAIN: Duration = Duration::from_secs(10);
-/// For lanes whose message had no answer: the breaker usually closes first.
-const LANE_BACKOFF: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };
+const PROBES: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) };
+/// While the broker takes nothing.
+const BARREN: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };
+const UNROUTABLE: &str = "the stream is there, but takes no message with this subject: look at its subjects, and at the type of the event";

@@ -36,13 +36,22 @@ impl Migration {
     }
 }
 
-const MIGRATIONS: &[Migration] = &[Migration {
-    version: 1,
-    name: "road",
-    serves_from: 1,
-    up: include_str!("../../migrations/0001_road/up.sql"),
-    down: include_str!("../../migrations/0001_road/down.sql"),
-}];
+const MIGRATIONS: &[Migration] = &[
+    Migration {
+        version: 1,
+        name: "road",
+        serves_from: 1,
+        up: include_str!("../../migrations/0001_road/up.sql"),
+        down: include_str!("../../migrations/0001_road/down.sql"),
+    },
+    Migration {
+        version: 2,
+        name: "relay",
+        serves_from: 1,
+        up: include_str!("../../migrations/0002_relay/up.sql"),
+        down: include_str!("../../migrations/0002_relay/down.sql"),
+    },
+];
 
 /// The version of the schema this program knows.
 pub const LATEST: i32 = MIGRATIONS[MIGRATIONS.len() - 1].version;

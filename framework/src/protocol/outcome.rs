@@ -7,12 +7,26 @@ pub enum Outcome {
     Stored(Stored),
     /// It is neither known to be stored nor known not to be: the same id goes again.
     Unconfirmed(Unclear),
-    /// The broker cannot take anything now, or not this subject.
-    Unavailable,
+    /// The broker did not take it, for a reason that has nothing to do with the event. Nothing is stored.
+    Unavailable(Outage),
     /// The broker will never take this event as it is.
     Refused(Refusal),
-    /// The stream stands elsewhere than expected.
+    /// The stream stands elsewhere than expected. Nothing is stored.
     OutOfStep,
+    /// A batch was turned away as a batch and nothing of it is stored: its messages go one at a time, and each is answered
+    /// for itself.
+    Abandoned,
+}
+
+/// Why the broker took nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outage {
+    /// No stream listens to this subject: the stream is gone, or the subject cannot be routed to it.
+    Absent,
+    /// The stream, the account or the server has no room.
+    Full,
+    /// Anything else: JetStream is off, the stream is offline, or the connection is gone.
+    Down,
 }
 
 /// Where the broker stored an event.
@@ -35,6 +49,8 @@ pub enum Unclear {
     Code(u64),
     /// A duplicate answer, and at its sequence stands something else.
     NotOurs,
+    /// The answer names another place than the only one at which the message may be stored.
+    Elsewhere,
 }
 
 /// Why an event will never be taken.
@@ -65,6 +81,7 @@ impl std::fmt::Display for Unclear {
             Unclear::ConnectionLost => f.write_str("the connection to the broker was lost"),
             Unclear::Code(code) => write!(f, "the broker answered with error code {code}"),
             Unclear::NotOurs => f.write_str("the broker called it a duplicate, but another message stands there"),
+            Unclear::Elsewhere => f.write_str("the broker names another place than the one it was told"),
         }
     }
 }
@@ -76,36 +93,27 @@ pub fn of_error(code: u64, status: u16) -> Outcome {
         10054 | 10097 => Outcome::Refused(Refusal::TooLarge),
         // wrong last sequence, in its two wordings
         10071 | 10164 => Outcome::OutOfStep,
-        // JetStream not enabled (for the account), account or store out of room, stream not found, offline, full, sealed
-        10002 | 10039 | 10076 | 10059 | 10118 | 10194 | 10023 | 10047 | 10028 | 10077 | 10109 => Outcome::Unavailable,
-        _ if status == 503 => Outcome::Unavailable,
+        // of a batch: switched off, numbers that do not follow, messages missing, headers, id, size, commit, an id that is
+        // stored already, too many open
+        10174 | 10175 | 10176 | 10177 | 10179 | 10199 | 10200 | 10201 | 10210 => Outcome::Abandoned,
+        // stream not found
+        10059 => Outcome::Unavailable(Outage::Absent),
+        // account, server, memory, storage out of room; the store takes no more
+        10002 | 10023 | 10028 | 10047 | 10077 => Outcome::Unavailable(Outage::Full),
+        // JetStream not enabled (for the account), stream offline, sealed
+        10039 | 10076 | 10118 | 10194 | 10109 => Outcome::Unavailable(Outage::Down),
+        _ if status == 503 => Outcome::Unavailable(Outage::Down),
         other => Outcome::Unconfirmed(Unclear::Code(other)),
     }
 }
 
-/// What follows for the event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
-    /// Record the evidence and end the pending row.
-    Confirm(Stored),
-    /// Nothing is counted: hold the lane a moment, and ask whether the broker is there at all.
-    Wait,
-    /// The broker answered for this very event: record the failed attempt and back off.
-    Retry(String),
-    /// Set it aside.
-    Die(String),
-}
-
-/// What follows from an outcome. An outage burns no attempts; what is unclear is neither failed nor stored.
-pub fn next(outcome: &Outcome) -> Next {
-    match outcome {
-        Outcome::Stored(stored) => Next::Confirm(*stored),
-        Outcome::Unconfirmed(unclear @ (Unclear::Code(_) | Unclear::NotOurs)) => Next::Retry(unclear.to_string()),
-        Outcome::Unconfirmed(Unclear::TimedOut | Unclear::ConnectionLost) | Outcome::Unavailable => Next::Wait,
-        Outcome::OutOfStep => {
-            Next::Retry("the stream stands elsewhere than expected: does something else publish to it?".into())
+impl Unclear {
+    /// The broker answered for this very event, so the attempt counts; silence says nothing about it.
+    pub fn speaks_of_the_event(&self) -> bool {
+        match self {
+            Unclear::Code(_) | Unclear::NotOurs => true,
+            Unclear::TimedOut | Unclear::ConnectionLost | Unclear::Elsewhere => false,
         }
-        Outcome::Refused(refusal) => Next::Die(refusal.to_string()),
     }
 }
 
@@ -130,6 +138,20 @@ mod tests {
         assert_eq!(next(&of_error(10077, 503)), Next::Wait);
         assert_eq!(next(&of_error(10002, 400)), Next::Wait, "so is a full account");
         assert!(matches!(next(&of_error(10054, 400)), Next::Die(_)));
+    }
+
+    #[test]
+    fn what_is_full_what_is_gone_and_what_is_down_are_told_apart() {
+        assert_eq!(of_error(10077, 503), Outcome::Unavailable(Outage::Full));
+        assert_eq!(of_error(10059, 404), Outcome::Unavailable(Outage::Absent));
+        assert_eq!(of_error(10118, 500), Outcome::Unavailable(Outage::Down));
+        assert_eq!(of_error(20_000, 503), Outcome::Unavailable(Outage::Down));
+    }
+
+    #[test]
+    fn a_batch_that_overlaps_or_has_a_hole_goes_singly() {
+        assert_eq!(of_error(10201, 400), Outcome::Abandoned);
+        assert_eq!(of_error(10176, 400), Outcome::Abandoned);
     }
 
     #[test]

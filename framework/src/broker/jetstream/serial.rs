@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 
 use super::connect::is_connected;
 use super::provision::{Provisioned, incarnation};
-use crate::broker::{Error, Message, Outcome, Position, Publisher, Refusal, Stored, Unclear};
+use crate::broker::{Error, Message, Outage, Outcome, Position, Publisher, Refusal, Stored, Unclear};
 use crate::protocol::outcome::of_error;
 
 pub(super) struct Serial {
@@ -37,7 +37,7 @@ impl Publisher for Serial {
         async move {
             // A disconnected client would queue the message, and send it long after we gave up on it.
             if !is_connected(&self.context) {
-                return futures_util::future::ready(Outcome::Unavailable).boxed();
+                return futures_util::future::ready(Outcome::Unavailable(Outage::Down)).boxed();
             }
             let Some(headers) = header_map(&message) else {
                 return futures_util::future::ready(Outcome::Refused(Refusal::Header)).boxed();
@@ -179,7 +179,8 @@ fn outcome_of(error: &PublishError) -> Outcome {
     match error.kind() {
         PublishErrorKind::TimedOut => Outcome::Unconfirmed(Unclear::TimedOut),
         PublishErrorKind::BrokenPipe => Outcome::Unconfirmed(Unclear::ConnectionLost),
-        PublishErrorKind::StreamNotFound | PublishErrorKind::MaxAckPending => Outcome::Unavailable,
+        PublishErrorKind::StreamNotFound => Outcome::Unavailable(Outage::Absent),
+        PublishErrorKind::MaxAckPending => Outcome::Unavailable(Outage::Down),
         PublishErrorKind::WrongLastSequence | PublishErrorKind::WrongLastMessageId => Outcome::OutOfStep,
         PublishErrorKind::MaxPayloadExceeded => Outcome::Refused(Refusal::TooLarge),
         PublishErrorKind::Other => of_source(error),
