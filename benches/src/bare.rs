@@ -6,8 +6,8 @@
 //! It is what one writes in an afternoon, written well: one table, prepared statements on a connection of its own, a
 //! fetch of the oldest rows, all of them published without waiting, the acknowledgements awaited together, one delete.
 //! No lease, no order after a fault, no evidence, no retry, no second process. It sends what the relay sends: the same
-//! subjects, the same CloudEvents headers, a `Nats-Msg-Id`, the same data. It commits like the relay does, with
-//! `synchronous_commit = off`: a delete that is lost sends a message again, which the server recognises.
+//! subjects, the same CloudEvents headers, a `Nats-Msg-Id`, the same data. It commits as
+//! the relay does, with the server's `synchronous_commit`.
 
 use std::time::SystemTime;
 
@@ -62,7 +62,6 @@ struct Row {
 
 impl Loop {
     pub(crate) async fn new(client: Client, context: Context, source: &str, batch: i64) -> Result<Loop, Error> {
-        client.batch_execute("SET synchronous_commit = off").await?;
         let select = client
             .prepare(
                 "SELECT id, event_id, partition, type, aggregate_type, aggregate_id, version, content_type, data, created_at
