@@ -13,13 +13,21 @@ use crate::report::{Limit, Report, median};
 pub(super) struct Drained {
     pub(super) rate: f64,
     cpu: f64,
+    /// Of it, what this program took; the servers took the rest.
+    program: f64,
     wal: f64,
 }
 
 impl Drained {
     fn of(events: i64, seconds: f64, used: Used) -> Drained {
         let events = events as f64;
-        Drained { rate: events / seconds, cpu: used.seconds.all() / events * 100_000.0, wal: used.wal_bytes / events }
+        let each = |seconds: f64| seconds / events * 100_000.0;
+        Drained {
+            rate: events / seconds,
+            cpu: each(used.seconds.all()),
+            program: each(used.seconds.program),
+            wal: used.wal_bytes / events,
+        }
     }
 }
 
@@ -44,7 +52,10 @@ pub(super) async fn relay(servers: &Servers, load: Load, obstacle: Obstacle) -> 
     running.drain(Duration::from_secs(20)).await?;
     check(&ground, load).await?;
     servers.clear(ground).await?;
-    say(format_args!("relay {load:?} {obstacle:?}: {:.0} events/s, {:.2} CPU s / 100k", drained.rate, drained.cpu));
+    say(format_args!(
+        "relay {load:?} {obstacle:?}: {:.0} events/s, {:.2} CPU s / 100k, {:.2} of it ours",
+        drained.rate, drained.cpu, drained.program
+    ));
     Ok(drained)
 }
 
@@ -58,7 +69,10 @@ async fn bare(servers: &Servers, load: Load, batch: i64) -> Result<Drained, Erro
     let drained = Drained::of(load.events, ended - ground.first_stored().await?, used);
     check(&ground, load).await?;
     servers.clear(ground).await?;
-    say(format_args!("bare loop, batch {batch}: {:.0} events/s, {:.2} CPU s / 100k", drained.rate, drained.cpu));
+    say(format_args!(
+        "bare loop, batch {batch}: {:.0} events/s, {:.2} CPU s / 100k, {:.2} of it ours",
+        drained.rate, drained.cpu, drained.program
+    ));
     Ok(drained)
 }
 
