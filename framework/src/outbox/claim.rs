@@ -98,8 +98,13 @@ pub(super) async fn due(
     limit: i64,
     ceiling_ms: i64,
 ) -> diesel::QueryResult<Vec<(i64, i64)>> {
-    let statement =
-        Due { partition: tenancy.partition.0, node: tenancy.node, epoch: tenancy.epoch.0, rows: limit, ceiling_ms };
+    let statement = Due {
+        partition: tenancy.partition.0,
+        node: tenancy.node,
+        epoch: tenancy.epoch.0,
+        rows: limit,
+        ceiling_ms,
+    };
     RunQueryDsl::load(statement, connection).await
 }
 

@@ -233,11 +233,7 @@ impl Tenure {
                 let idle = link.in_flight.is_empty() && (stops || (link.queue.is_empty() && reading.is_none()));
                 confirming = self.confirm(link, idle, now);
             }
-            if link.in_flight.is_empty()
-                && confirming.is_none()
-                && (reading.is_none() || stops)
-                && link.stored.is_empty()
-            {
+            if link.in_flight.is_empty() && confirming.is_none() && (reading.is_none() || stops) && link.stored.is_empty() {
                 if stops || link.queue.is_empty() {
                     return Ok(self.rest(link));
                 }
@@ -307,8 +303,7 @@ impl Tenure {
             None => self.ground.limits.in_flight,
         };
         let mut publishes = 0;
-        while link.chain.in_flight() < limit && !link.chain.is_broken() && !link.queue.is_empty() && self.trust.holds()
-        {
+        while link.chain.in_flight() < limit && !link.chain.is_broken() && !link.queue.is_empty() && self.trust.holds() {
             let want = batch.map_or(1, |most| most.min(BATCH));
             if want > 1 && link.queue.len() < SMALL_BATCH && link.chain.in_flight() > 0 {
                 break;
@@ -486,7 +481,10 @@ impl Tenure {
         }))
     }
 
-    fn confirmed(&mut self, done: Option<(Vec<i64>, Result<Confirmed, DatabaseError>)>) -> Result<(), Interrupted> {
+    fn confirmed(
+        &mut self,
+        done: Option<(Vec<i64>, Result<Confirmed, DatabaseError>)>,
+    ) -> Result<(), Interrupted> {
         let Some((lanes, confirmed)) = done else { return Err(DatabaseError::Stopping.into()) };
         let confirmed = confirmed?;
         failpoint!("relay::confirmed");
@@ -585,5 +583,4 @@ const SAY_AGAIN: Duration = Duration::from_secs(10);
 const PROBES: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 /// While the broker takes nothing.
 const BARREN: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };
-const UNROUTABLE: &str =
-    "the stream is there, but takes no message with this subject: look at its subjects, and at the type of the event";
+const UNROUTABLE: &str = "the stream is there, but takes no message with this subject: look at its subjects, and at the type of the event";

@@ -79,8 +79,9 @@ pub(super) async fn reconcile(
     };
     let first = (from + 1).max(position.first_seq);
     let mut confirmed = 0;
-    let tail = stream::iter(first..=position.last_seq)
-        .map(|seq| async move { Ok::<_, BrokerError>(publisher.read(seq).await?.map(|message| (seq, message))) });
+    let tail = stream::iter(first..=position.last_seq).map(|seq| async move {
+        Ok::<_, BrokerError>(publisher.read(seq).await?.map(|message| (seq, message)))
+    });
     let mut tail = std::pin::pin!(tail.buffered(READS).try_filter_map(async |found| Ok(found)));
     loop {
         let mut chunk = Vec::new();
