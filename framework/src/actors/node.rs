@@ -145,6 +145,7 @@ impl Node {
             .collect();
         for number in lost {
             if let Some(owned) = self.owned.remove(&number) {
+                tracing::warn!(partition = number.0, epoch = owned.epoch.0, "another node owns the partition now");
                 owned.trust.revoke();
                 if let Some(actor) = owned.actor {
                     actor.do_send(Drain);

@@ -162,8 +162,7 @@ enum Step {
 
 /// A plain function of the state: one pass.
 async fn step(tenure: Option<Box<Tenure>>, seed: Seed, tenancy: Tenancy, trust: Arc<Trust>) -> Step {
-    let mut tenure =
-        tenure.unwrap_or_else(|| Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe())));
+    let mut tenure = tenure.unwrap_or_else(|| Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe())));
     match tenure.pass().await {
         Ok(rest) => Step::Passed(tenure, rest),
         Err(Interrupted::LeaseLost(_)) => Step::Over,

@@ -83,12 +83,26 @@ pub trait Broker: Send + Sync + 'static {
     fn flush(&self) -> BoxFuture<'_, ()>;
 }
 
-/// A publishing connection of one owner of a partition. Dropping it drops what it has not sent yet.
+/// A publishing connection of one owner of a partition. It lives as long as its connection: once that is lost nothing is
+/// published any more, and the owner opens another. Dropping it drops what it has not sent yet.
 pub trait Publisher: Send + Sync {
-    /// Hands a message over; the inner future is the broker's answer, and may never come. Messages go out in the order of
-    /// the calls. With `expected` the broker stores it only as the message right after that sequence, and answers
-    /// [`Outcome::OutOfStep`] otherwise.
+    /// Hands a message over; the inner future is the broker's answer, and may never come: whoever waits for it gives up
+    /// [`answers_within`](Self::answers_within) the send, by dropping it. Handing over takes no longer than that either.
+    /// When the connection is lost, all answers that are awaited are [`Unclear::ConnectionLost`] at once.
+    ///
+    /// Messages go out in the order of the calls, each of which is awaited before the next. With `expected` the broker
+    /// stores it only as the message right after that sequence, and answers [`Outcome::OutOfStep`] otherwise.
     fn send(&self, message: Message, expected: Option<u64>) -> BoxFuture<'_, BoxFuture<'static, Outcome>>;
+
+    /// How long to wait for an answer, counted from the send. Default 5 s.
+    fn answers_within(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    /// Resolves when the connection is lost and the publisher with it. Default: never.
+    fn lost(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
 
     /// The most messages that [`send_batch`](Self::send_batch) takes at once. Default: the stream takes no batches.
     fn batch(&self) -> Option<usize> {
@@ -96,17 +110,19 @@ pub trait Publisher: Send + Sync {
     }
 
     /// Hands over messages that are stored all, right after the sequence `expected`, or not at all. The answer speaks of the
-    /// last of them. Called only where [`batch`](Self::batch) allows it.
+    /// last of them; [`Outcome::Abandoned`] says that nothing is stored and that they should go one at a time. Called only
+    /// where [`batch`](Self::batch) allows it.
     fn send_batch(&self, messages: Vec<Message>, expected: u64) -> BoxFuture<'_, BoxFuture<'static, Outcome>> {
         let _ = (messages, expected);
         let abandoned: BoxFuture<'static, Outcome> = Box::pin(std::future::ready(Outcome::Abandoned));
         Box::pin(std::future::ready(abandoned))
     }
 
-    /// Where the stream stands now.
+    /// Where the stream stands now, by the word of its leader.
     fn position(&self) -> BoxFuture<'_, Result<Position, Error>>;
 
-    /// The message at a sequence of the stream; `None` if there is none any more.
+    /// The message at a sequence of the stream, by the word of its leader; `None` if there is none, or none any more. Many
+    /// may be asked for at once.
     fn read(&self, stream_seq: u64) -> BoxFuture<'_, Result<Option<Message>, Error>>;
 
     /// Whether the stream answers.
@@ -117,11 +133,6 @@ pub trait Publisher: Send + Sync {
 
     /// The most bytes one message may have, headers included.
     fn max_message_bytes(&self) -> usize;
-
-    /// How long an answer is waited for, counted from the send. Default 5 s.
-    fn ack_timeout(&self) -> Duration {
-        Duration::from_secs(5)
-    }
 }
 
 /// The stream that a partition needs.

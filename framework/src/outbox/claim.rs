@@ -98,13 +98,8 @@ pub(super) async fn due(
     limit: i64,
     ceiling_ms: i64,
 ) -> diesel::QueryResult<Vec<(i64, i64)>> {
-    let statement = Due {
-        partition: tenancy.partition.0,
-        node: tenancy.node,
-        epoch: tenancy.epoch.0,
-        rows: limit,
-        ceiling_ms,
-    };
+    let statement =
+        Due { partition: tenancy.partition.0, node: tenancy.node, epoch: tenancy.epoch.0, rows: limit, ceiling_ms };
     RunQueryDsl::load(statement, connection).await
 }
 
@@ -181,7 +176,9 @@ fn claimed(source: &str, row: Raw) -> Claimed {
         occurred_at,
         recorded_at: Some(created_at),
         data: Bytes::from(data),
+        tombstone: false,
     };
+    let envelope = if tombstone { envelope.into_tombstone() } else { envelope };
     let row = Row { seq, lane, version, previous, blocked: blocked(waits), next_in_lane };
     Claimed { row, id_hash, attempts, bytes, envelope, unreadable }
 }

@@ -2,30 +2,29 @@
 //! batches, all at the same time; nothing is held over the broker's answers, and anything unclear ends the connection and is
 //! decided by reading the stream.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 
 use super::claim::Claimed;
-use super::confirm::{Confirmed, Evidence, confirm};
+use super::confirm::{Confirming, Evidence, LINGER};
 use super::lease::{Tenancy, Trust};
-use super::read::{Answer, Bounds, Reader};
+use super::link::{Link, message_of};
+use super::read::{Answer, Reader};
 use super::reconcile::{Stopped, reconcile};
 use super::task::Task;
-use crate::broker::jetstream::subject_of;
-use crate::broker::{Broker, Message, Outage, Outcome, Publisher, Refusal, StreamSpec};
+use crate::broker::{Broker, Message, Outage, Outcome, StreamSpec};
 use crate::event;
 use crate::failpoint::failpoint;
 use crate::postgres::{Error as DatabaseError, Pool};
 use crate::protocol::backoff::Backoff;
 use crate::protocol::breaker::{Ask, Breaker};
-use crate::protocol::chain::{Chain, End, Step, Ticket};
+use crate::protocol::chain::{End, Step, Ticket};
 use crate::protocol::lanes::Lanes;
+use crate::protocol::lease::Epoch;
 use crate::telemetry;
 
 /// The limits of a relay.
@@ -36,6 +35,8 @@ pub(crate) struct Limits {
     pub(crate) in_flight: usize,
     pub(crate) backoff: Backoff,
     pub(crate) sync_horizon: Duration,
+    /// Aggregate types in which a dead event is discarded automatically.
+    pub(crate) skip: Arc<BTreeSet<String>>,
 }
 
 /// What a tenure works with.
@@ -61,26 +62,9 @@ pub(crate) struct Tenure {
     /// Runs in a row in which the broker took nothing because it is full.
     barren: u32,
     said_full: Option<Instant>,
+    /// There was a connection before.
+    linked: bool,
     link: Option<Link>,
-}
-
-/// What lives as long as one connection: it begins with a reconciled stream.
-struct Link {
-    publisher: Box<dyn Publisher>,
-    chain: Chain,
-    reader: Reader,
-    queue: VecDeque<Claimed>,
-    queue_bytes: i64,
-    in_flight: FuturesUnordered<BoxFuture<'static, (Ticket, Outcome)>>,
-    sent: HashMap<Ticket, Vec<Claimed>>,
-    deadlines: VecDeque<(Ticket, Instant)>,
-    broken_at: Option<Instant>,
-    /// Rows of a broken run that were not stored.
-    back: Vec<Claimed>,
-    outage: Option<Outage>,
-    stored: VecDeque<(i64, Evidence)>,
-    stored_at: Option<Instant>,
-    position_at: Instant,
 }
 
 /// Why a pass ended early.
@@ -129,6 +113,7 @@ impl Tenure {
             singly: 0,
             barren: 0,
             said_full: None,
+            linked: false,
             link: None,
         }
     }
@@ -173,6 +158,7 @@ impl Tenure {
     }
 
     async fn open(&mut self) -> Result<Link, Interrupted> {
+        let history = self.ground.pool.history();
         let spec = StreamSpec {
             source: self.ground.source.clone(),
             partition: self.tenancy.partition.0,
@@ -189,40 +175,25 @@ impl Tenure {
             Stopped::Database(error) => Interrupted::Database(error),
             other @ (Stopped::Broker(_) | Stopped::Foreign { .. }) => Interrupted::Stopped(other),
         })?;
-        let now = Instant::now();
-        let limits = &self.ground.limits;
-        let bounds = Bounds {
-            rows: limits.window,
-            bytes: i64::try_from(limits.window_bytes).unwrap_or(i64::MAX),
-            row_bytes: i64::try_from(publisher.max_message_bytes()).unwrap_or(i64::MAX),
-            ceiling_ms: i64::try_from(limits.backoff.max.as_millis()).unwrap_or(i64::MAX),
-        };
-        Ok(Link {
-            publisher,
-            chain: Chain::at(last),
-            reader: Reader::new(self.tenancy, bounds, now),
-            queue: VecDeque::new(),
-            queue_bytes: 0,
-            in_flight: FuturesUnordered::new(),
-            sent: HashMap::new(),
-            deadlines: VecDeque::new(),
-            broken_at: None,
-            back: Vec::new(),
-            outage: None,
-            stored: VecDeque::new(),
-            stored_at: None,
-            position_at: now,
-        })
+        self.breaker.close();
+        telemetry::breaker(self.tenancy.partition, false);
+        let earlier = self.tenancy.epoch != Epoch(1) || std::mem::replace(&mut self.linked, true);
+        Ok(Link::new(publisher, self.tenancy, &self.ground.limits, last, earlier, history))
     }
 
     async fn run(&mut self, link: &mut Link) -> Result<Rest, Interrupted> {
         self.check_position(link).await?;
         link.reader.hint();
+        let barren = self.barren;
         let mut reading: Option<Task<Result<Answer, DatabaseError>>> = None;
-        let mut confirming: Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> = None;
+        let mut confirming: Option<Task<Confirming>> = None;
         loop {
             let now = Instant::now();
-            let stops = !self.trust.holds() || self.breaker.ask(now) != Ask::Publish;
+            // Tried once more in vain: the next try is the next pass.
+            let stops = !self.trust.holds() || self.barren > barren;
+            if self.ground.pool.history() != link.history {
+                return Err(Interrupted::Unclear("PostgreSQL was restarted, or is another server now".into()));
+            }
             if reading.is_none() && !stops {
                 reading = self.read(link, now);
             }
@@ -233,13 +204,9 @@ impl Tenure {
                 let idle = link.in_flight.is_empty() && (stops || (link.queue.is_empty() && reading.is_none()));
                 confirming = self.confirm(link, idle, now);
             }
-            if link.in_flight.is_empty() && confirming.is_none() && (reading.is_none() || stops) && link.stored.is_empty() {
-                if stops || link.queue.is_empty() {
-                    return Ok(self.rest(link));
-                }
-                if self.barren > 0 {
-                    return Ok(self.rest(link));
-                }
+            let nothing_to_send = stops || (link.queue.is_empty() && reading.is_none());
+            if nothing_to_send && link.in_flight.is_empty() && confirming.is_none() && link.stored.is_empty() {
+                return Ok(self.rest(link));
             }
             let deadline = link.deadline(now);
             let linger = link.stored_at.filter(|_| confirming.is_none()).map(|at| at + LINGER);
@@ -297,15 +264,21 @@ impl Tenure {
     /// Sends as much as may be in flight. Trust is looked at before every message.
     async fn send(&mut self, link: &mut Link) -> Result<(), Interrupted> {
         let batch = link.publisher.batch().filter(|_| self.singly == 0 && self.barren == 0);
+        let careful = link.chain.expected() < link.careful_until;
         let limit = match batch {
+            Some(_) if careful => 1,
             Some(_) => BATCHES_IN_FLIGHT,
             None if self.singly > 0 || self.barren > 0 => 1,
             None => self.ground.limits.in_flight,
         };
         let mut publishes = 0;
-        while link.chain.in_flight() < limit && !link.chain.is_broken() && !link.queue.is_empty() && self.trust.holds() {
+        while link.chain.in_flight() < limit && !link.chain.is_broken() && !link.queue.is_empty() && self.trust.holds()
+        {
             let want = batch.map_or(1, |most| most.min(BATCH));
             if want > 1 && link.queue.len() < SMALL_BATCH && link.chain.in_flight() > 0 {
+                break;
+            }
+            if careful && link.is_in_flight(link.queue[0].row.lane) {
                 break;
             }
             let (rows, mut messages) = self.take(link, want).await?;
@@ -323,7 +296,7 @@ impl Tenure {
             self.singly = self.singly.saturating_sub(count);
             let ticket = link.chain.sent(u64::try_from(count).unwrap_or(u64::MAX));
             link.sent.insert(ticket, rows);
-            link.deadlines.push_back((ticket, Instant::now() + link.publisher.ack_timeout()));
+            link.deadlines.push_back((ticket, Instant::now() + link.publisher.answers_within()));
             link.in_flight.push(async move { (ticket, answer.await) }.boxed());
         }
         telemetry::publishes(self.tenancy.partition, publishes);
@@ -339,7 +312,7 @@ impl Tenure {
             let Some(claimed) = link.queue.pop_front() else { break };
             link.queue_bytes -= claimed.bytes;
             if self.lanes.is_held(claimed.row.lane, now) {
-                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
                 continue;
             }
             match message_of(&claimed, self.tenancy.partition.0, link.publisher.max_message_bytes()) {
@@ -348,10 +321,26 @@ impl Tenure {
                     rows.push(claimed);
                     messages.push(message);
                 }
-                Err(refusal) => self.set_aside(&claimed, refusal).await?,
+                Err(refusal) => {
+                    self.withdraw(link, &claimed);
+                    self.set_aside(&claimed, refusal).await?;
+                }
             }
         }
         Ok((rows, messages))
+    }
+
+    /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
+    fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
+        let (lane, seq) = (claimed.row.lane, claimed.row.seq);
+        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
+            std::mem::take(&mut link.queue).into_iter().partition(is_behind);
+        link.queue = others.into();
+        for claimed in behind {
+            link.queue_bytes -= claimed.bytes;
+            self.lanes.give_back_from(lane, claimed.row.seq, claimed.row.previous);
+        }
     }
 
     async fn answered(&mut self, link: &mut Link, ticket: Ticket, outcome: Outcome) -> Result<(), Interrupted> {
@@ -381,6 +370,7 @@ impl Tenure {
             }
             Step::Refused(refusal) => {
                 for claimed in &rows {
+                    self.withdraw(link, claimed);
                     self.set_aside(claimed, refusal).await?;
                 }
             }
@@ -422,7 +412,6 @@ impl Tenure {
         back.sort_by_key(|claimed| claimed.row.seq);
         let waited = back.len();
         let alone = back.len() == 1;
-        let first = back.first().map(|claimed| (claimed.row, claimed.clone()));
         for claimed in back.into_iter().rev() {
             link.queue_bytes += claimed.bytes;
             link.queue.push_front(claimed);
@@ -441,8 +430,9 @@ impl Tenure {
             }
             // The stream is there, and this one message finds no way to it.
             Some(Outage::Absent | Outage::Down) if alone => {
-                if let Some((row, claimed)) = first {
-                    link.queue.retain(|queued| queued.row.seq != row.seq);
+                if let Some(claimed) = link.queue.pop_front() {
+                    link.queue_bytes -= claimed.bytes;
+                    self.withdraw(link, &claimed);
                     self.retry(&claimed, UNROUTABLE, 0).await?;
                     telemetry::unroutable(self.tenancy.partition);
                 }
@@ -455,51 +445,12 @@ impl Tenure {
         }
     }
 
-    fn confirm(
-        &mut self,
-        link: &mut Link,
-        idle: bool,
-        now: Instant,
-    ) -> Option<Task<(Vec<i64>, Result<Confirmed, DatabaseError>)>> {
-        let lingered = link.stored_at.is_some_and(|at| at + LINGER <= now);
-        if link.stored.is_empty() || !(idle || lingered || link.stored.len() >= CONFIRM_AT) {
-            return None;
-        }
-        let up_to = i64::try_from(link.chain.last()).unwrap_or(i64::MAX);
-        let (ready, later) = std::mem::take(&mut link.stored).into_iter().partition(|(_, e)| e.stream_seq <= up_to);
-        link.stored = later;
-        let ready: VecDeque<(i64, Evidence)> = ready;
-        if ready.is_empty() {
-            return None;
-        }
-        link.stored_at = (!link.stored.is_empty()).then_some(now);
-        let (lanes, evidence): (Vec<i64>, Vec<Evidence>) = ready.into_iter().unzip();
-        let (pool, tenancy, incarnation) = (self.ground.pool.clone(), self.tenancy, link.publisher.incarnation());
-        Some(Task::spawn(async move {
-            let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
-            (lanes, confirming.await)
-        }))
-    }
-
-    fn confirmed(
-        &mut self,
-        done: Option<(Vec<i64>, Result<Confirmed, DatabaseError>)>,
-    ) -> Result<(), Interrupted> {
-        let Some((lanes, confirmed)) = done else { return Err(DatabaseError::Stopping.into()) };
-        let confirmed = confirmed?;
-        failpoint!("relay::confirmed");
-        telemetry::confirmed(self.tenancy.partition, u64::try_from(confirmed.ended).unwrap_or(0));
-        self.still_ours(confirmed.ours)?;
-        lanes.into_iter().for_each(|lane| self.lanes.done(lane));
-        Ok(())
-    }
-
     fn rest(&mut self, link: &mut Link) -> Rest {
         let now = Instant::now();
         if self.barren > 0 {
             return Rest { wait: BARREN.delay(self.barren, rand::random()), floor: None };
         }
-        link.reader.rest(now);
+        link.reader.rest();
         let next = link.reader.next_look(&self.lanes).min(link.position_at + POSITION_EVERY);
         Rest { wait: next.saturating_duration_since(now), floor: Some(link.reader.floor()) }
     }
@@ -534,35 +485,11 @@ impl Tenure {
     }
 }
 
-impl Link {
-    /// When the oldest answer is overdue. In a broken run all that can still come is there soon: what the broker lost has
-    /// no answer, and what stands behind it is refused at once.
-    fn deadline(&self, now: Instant) -> Option<Instant> {
-        let (_, oldest) = self.deadlines.front()?;
-        let broken = self.broken_at.map_or(now + FOREVER, |at| at + BROKEN_GRACE);
-        Some(broken.min(*oldest))
-    }
-}
-
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time.into()).await,
         None => std::future::pending().await,
     }
-}
-
-/// The message of a row, or why there can be none.
-fn message_of(claimed: &Claimed, partition: i32, max_bytes: usize) -> Result<Message, Refusal> {
-    if let Some(refusal) = claimed.unreadable.or_else(|| claimed.envelope.refusal()) {
-        return Err(refusal);
-    }
-    let envelope = &claimed.envelope;
-    let headers = envelope.to_headers();
-    let bytes = envelope.data.len() + headers.iter().map(|(n, v)| n.len() + v.len() + 4).sum::<usize>();
-    if bytes > max_bytes {
-        return Err(Refusal::TooLarge);
-    }
-    Ok(Message::new(subject_of(envelope, partition), envelope.message_id(), headers, envelope.data.clone()))
 }
 
 /// Lanes remembered, so that their next row need not be asked for.
@@ -572,15 +499,11 @@ const BATCH_BYTES: usize = 4 * 1024 * 1024;
 const BATCHES_IN_FLIGHT: usize = 4;
 /// A batch that is smaller waits for more, while another one is under way.
 const SMALL_BATCH: usize = 32;
-const CONFIRM_AT: usize = 500;
-/// How long a stored event may wait for company on its way to the evidence.
-const LINGER: Duration = Duration::from_millis(5);
-const BROKEN_GRACE: Duration = Duration::from_millis(500);
-const FOREVER: Duration = Duration::from_secs(3600);
 const POSITION_EVERY: Duration = Duration::from_secs(30);
 const UNTRUSTED: Duration = Duration::from_millis(100);
 const SAY_AGAIN: Duration = Duration::from_secs(10);
 const PROBES: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 /// While the broker takes nothing.
 const BARREN: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };
-const UNROUTABLE: &str = "the stream is there, but takes no message with this subject: look at its subjects, and at the type of the event";
+const UNROUTABLE: &str =
+    "the stream is there, but takes no message with this subject: look at its subjects, and at the type of the event";

@@ -9,6 +9,7 @@ use diesel_async::RunQueryDsl;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::confirm::{Evidence, confirm};
+use super::dead::stored_after_all;
 use super::lease::Tenancy;
 use crate::broker::{Error as BrokerError, Message, Position, Publisher};
 use crate::envelope::Envelope;
@@ -79,9 +80,8 @@ pub(super) async fn reconcile(
     };
     let first = (from + 1).max(position.first_seq);
     let mut confirmed = 0;
-    let tail = stream::iter(first..=position.last_seq).map(|seq| async move {
-        Ok::<_, BrokerError>(publisher.read(seq).await?.map(|message| (seq, message)))
-    });
+    let tail = stream::iter(first..=position.last_seq)
+        .map(|seq| async move { Ok::<_, BrokerError>(publisher.read(seq).await?.map(|message| (seq, message))) });
     let mut tail = std::pin::pin!(tail.buffered(READS).try_filter_map(async |found| Ok(found)));
     loop {
         let mut chunk = Vec::new();
@@ -109,6 +109,9 @@ pub(super) async fn reconcile(
     Ok(position.last_seq)
 }
 
+/// Of an event that the database knows: id, seq, hash of the id, version, data.
+type Known = (String, i64, i64, Option<i64>, Vec<u8>);
+
 /// Maps messages to rows by id, version and data; all of them must be ours.
 async fn confirm_chunk(
     pool: &Pool,
@@ -130,14 +133,13 @@ async fn confirm_chunk(
     let ids: Vec<String> = envelopes.iter().map(|(_, envelope, _)| envelope.id.clone()).collect();
     let partition = tenancy.partition.0;
     let matching = pool.run(async |connection| {
-        let rows: Vec<(String, i64, i64, Option<i64>, Vec<u8>)> =
-            RunQueryDsl::load(Match { partition, ids }, connection).await?;
+        let rows: Vec<Known> = RunQueryDsl::load(Match { partition, ids }, connection).await?;
         Ok(rows)
     });
     let rows = matching.await?;
-    let rows: HashMap<&str, &(String, i64, i64, Option<i64>, Vec<u8>)> =
-        rows.iter().map(|row| (row.0.as_str(), row)).collect();
+    let rows: HashMap<&str, &Known> = rows.iter().map(|row| (row.0.as_str(), row)).collect();
     let mut evidence = Vec::with_capacity(envelopes.len());
+    let mut themselves = Vec::new();
     for (stream_seq, envelope, is_tombstone) in &envelopes {
         let (_, seq, id_hash, version, data) =
             rows.get(envelope.id.as_str()).ok_or_else(|| foreign(*stream_seq, "its id is unknown"))?;
@@ -149,6 +151,9 @@ async fn confirm_chunk(
         }
         let stream_seq = i64::try_from(*stream_seq).unwrap_or(i64::MAX);
         evidence.push(Evidence { seq: *seq, id_hash: *id_hash, stream_seq });
+        if !is_tombstone {
+            themselves.push(*seq);
+        }
     }
     let tenancy = *tenancy;
     let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
@@ -156,6 +161,7 @@ async fn confirm_chunk(
     if !done.ours {
         return Err(Stopped::LeaseLost);
     }
+    pool.run(async |connection| stored_after_all(connection, themselves).await).await?;
     Ok(u64::try_from(done.ended).unwrap_or(0))
 }
 
@@ -292,7 +298,7 @@ statement! {
 }
 
 statement! {
-    /// Evidence that has turned out wrong goes; the duty it had ended is there again.
+    /// Evidence that has turned out wrong goes; the duty it had ended is there again, a tombstone as a tombstone.
     struct OpenAgain {
         partition: Integer = i32,
         node: Uuid = uuid::Uuid,
@@ -314,8 +320,9 @@ statement! {
      ), gone AS (
         DELETE FROM tidings.confirmation c USING lost WHERE c.ctid = lost.ctid RETURNING c.seq
      ), opened AS (
-        INSERT INTO tidings.pending (partition, seq, lane, id_hash)
-        SELECT e.partition, e.seq, tidings.lane(e.aggregate_type, e.aggregate_id, e.id), hashtextextended(e.id, 0)
+        INSERT INTO tidings.pending (partition, seq, lane, id_hash, state)
+        SELECT e.partition, e.seq, tidings.lane(e.aggregate_type, e.aggregate_id, e.id), hashtextextended(e.id, 0),
+               CASE WHEN EXISTS (SELECT FROM tidings.discarded d WHERE d.seq = e.seq) THEN 'tombstone' ELSE 'ready' END::tidings.pending_state
           FROM tidings.event e WHERE e.seq IN (SELECT seq FROM gone) AND e.partition = {partition}
         ON CONFLICT (partition, seq) DO NOTHING
         RETURNING 1

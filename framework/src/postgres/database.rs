@@ -13,6 +13,7 @@ use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 
 use super::classify::{Fault, classify};
+use super::history::History;
 use super::statement::statement;
 
 /// Opens one connection, given the URL: the place for TLS.
@@ -216,6 +217,7 @@ pub(crate) struct Pool {
     engine: Handle,
     wait: Duration,
     answer: Duration,
+    history: Arc<History>,
 }
 
 impl Pool {
@@ -231,20 +233,34 @@ impl Pool {
 
     fn new(database: &Database, engine: Handle, size: usize, wait: Duration) -> Pool {
         let opener = database.clone();
+        let history = Arc::new(History::default());
+        let opened = Arc::clone(&history);
         let mut config = ManagerConfig::default();
         // A connection that died is noticed at its next use, and nothing is counted for it: no round trip a checkout.
         config.recycling_method = RecyclingMethod::Fast;
         config.custom_setup = Box::new(move |_| {
-            let opener = opener.clone();
-            async move { opener.open().await.map_err(|error| ConnectionError::BadConnection(error.to_string())) }
-                .boxed()
+            let (opener, opened) = (opener.clone(), Arc::clone(&opened));
+            async move {
+                let bad = |error: String| ConnectionError::BadConnection(error);
+                let mut connection = opener.open().await.map_err(|error| bad(error.to_string()))?;
+                opened.opened(&mut connection).await.map_err(|error| bad(error.to_string()))?;
+                Ok(connection)
+            }
+            .boxed()
         });
         let manager = AsyncDieselConnectionManager::new_with_config("opened by the set-up closure", config);
         let inner = Deadpool::builder(manager)
             .max_size(size)
             .build()
             .expect("a pool without timeouts of its own needs no runtime");
-        Pool { inner, opener: database.clone(), engine, wait, answer: database.statement_timeout + ANSWER_MARGIN }
+        Pool {
+            inner,
+            opener: database.clone(),
+            engine,
+            wait,
+            answer: database.statement_timeout + ANSWER_MARGIN,
+            history,
+        }
     }
 
     /// A connection, from any runtime: it is opened on the engine.
@@ -281,6 +297,11 @@ impl Pool {
                 Err(Error::NoAnswer)
             }
         }
+    }
+
+    /// Grows when a connection was opened to another server, another timeline, or one that was started anew.
+    pub(crate) fn history(&self) -> u64 {
+        self.history.changes()
     }
 
     /// A connection beside the pool, for what must not wait until one of its own is free.

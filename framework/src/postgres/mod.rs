@@ -3,6 +3,7 @@
 mod classify;
 mod database;
 mod engine;
+mod history;
 mod migrate;
 #[macro_use]
 mod statement;

@@ -1,13 +1,16 @@
 //! Connections to NATS.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_nats::connection::State;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::context::ContextBuilder;
-use async_nats::{ConnectOptions, ServerAddr};
+use async_nats::{Client, ConnectError, ConnectOptions, Event, ServerAddr};
 use percent_encoding::percent_decode_str;
-use tokio::sync::Mutex;
+use tokio::runtime::{Handle, Runtime};
+use tokio::sync::{Mutex, watch};
 
 use super::JetStream;
 use crate::broker::Error;
@@ -32,31 +35,116 @@ impl JetStream {
         self.shared.0.lock().await.clone()
     }
 
-    /// A connection of its own, so that what it has not sent dies with it.
-    pub(super) async fn own_context(&self) -> Result<Context, Error> {
-        let (servers, options) = addresses(&self.url, (self.options)())?;
+    /// A connection that reconnects by itself, for ever.
+    async fn own_context(&self) -> Result<Context, Error> {
+        let (servers, options) = self.addressed()?;
         let options = options
-            .ping_interval(Duration::from_secs(5))
-            .connection_timeout(Duration::from_secs(5))
-            .request_timeout(Some(self.ack_timeout))
-            .max_reconnects(None)
             .reconnect_delay_callback(|attempts| {
                 let doublings = u32::try_from(attempts.min(6)).unwrap_or(6);
                 Duration::from_millis(25 * 2u64.pow(doublings))
             })
             .event_callback(|event| async move { tracing::debug!(target: "tidings::nats", "{event}") });
-        let connecting = options.connect(servers);
+        self.context(options.connect(servers)).await
+    }
+
+    /// A connection that never reconnects, on a runtime of its own.
+    pub(super) async fn one_connection(&self) -> Result<Connection, Error> {
+        let (servers, options) = self.addressed()?;
+        let (established, ended) = (Arc::new(AtomicBool::new(false)), watch::Sender::new(false));
+        let (has_been, ending) = (Arc::clone(&established), ended.clone());
+        let options = options
+            // The client cannot be told to stay down; it is gone long before this is over.
+            .reconnect_delay_callback(move |_| if has_been.load(Ordering::Relaxed) { NEVER } else { Duration::ZERO })
+            .event_callback(move |event| {
+                tracing::debug!(target: "tidings::nats", "{event}");
+                if matches!(
+                    event,
+                    Event::Disconnected
+                        | Event::Closed
+                        | Event::LameDuckMode
+                        | Event::Draining
+                        | Event::SlowConsumer(_)
+                ) {
+                    ending.send_replace(true);
+                }
+                std::future::ready(())
+            });
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("tidings-publisher")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Unreachable(format!("no thread for a connection: {error}")))?;
+        let runtime = Ending(Some(runtime));
+        let connecting = runtime.handle().spawn(options.connect(servers));
+        let context = self
+            .context(async {
+                // The task ends early only by a panic, which is the client's.
+                connecting.await.unwrap_or_else(|ended| std::panic::resume_unwind(ended.into_panic()))
+            })
+            .await?;
+        established.store(true, Ordering::Relaxed);
+        Ok(Connection { context, ended, runtime })
+    }
+
+    fn addressed(&self) -> Result<(Vec<ServerAddr>, ConnectOptions), Error> {
+        let (servers, options) = addresses(&self.url, (self.options)())?;
+        let options = options
+            .ping_interval(Duration::from_secs(5))
+            .connection_timeout(Duration::from_secs(5))
+            .request_timeout(Some(self.ack_timeout))
+            .max_reconnects(None);
+        Ok((servers, options))
+    }
+
+    async fn context(&self, connecting: impl Future<Output = Result<Client, ConnectError>>) -> Result<Context, Error> {
         let client = match tokio::time::timeout(Duration::from_secs(10), connecting).await {
             Ok(Ok(client)) => client,
             // The kind only: the source of the error may hold the URL.
             Ok(Err(error)) => return Err(Error::Unreachable(format!("{} ({})", error.kind(), hosts(&self.url)))),
             Err(_) => return Err(Error::Unreachable(format!("no connection within 10 s ({})", hosts(&self.url)))),
         };
-        Ok(ContextBuilder::new()
-            .timeout(self.ack_timeout)
-            .ack_timeout(self.ack_timeout)
-            .max_ack_inflight(MAX_ACK_INFLIGHT)
-            .build(client))
+        Ok(ContextBuilder::new().timeout(self.ack_timeout).build(client))
+    }
+}
+
+/// A connection that ends when this is dropped, with all that waits in the client: a connection that the runtime of
+/// others drives would first write out its whole queue, whenever the server is back.
+pub(super) struct Connection {
+    pub(super) context: Context,
+    ended: watch::Sender<bool>,
+    runtime: Ending,
+}
+
+impl Connection {
+    /// Runs something that ends with the connection.
+    pub(super) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.handle().spawn(future);
+    }
+
+    /// Resolves when the server is lost, says that it leaves, or sent what could not be taken.
+    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut ended = self.ended.subscribe();
+        async move {
+            let _ = ended.wait_for(|ended| *ended).await;
+        }
+    }
+}
+
+/// Ends a runtime without waiting for it, which is all that is allowed inside another.
+struct Ending(Option<Runtime>);
+
+impl Ending {
+    fn handle(&self) -> &Handle {
+        self.0.as_ref().expect("it is there until it is dropped").handle()
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
@@ -95,5 +183,6 @@ pub(super) fn is_connected(context: &Context) -> bool {
     context.client().connection_state() == State::Connected
 }
 
-const MAX_ACK_INFLIGHT: usize = 5_000;
+/// Longer than any publisher whose connection is lost is kept.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 const NOT_A_URL: &str = "the NATS URL is not of the form nats://user:password@host:port, several separated by commas";

@@ -17,6 +17,8 @@ pub(super) struct Provisioned {
     pub(super) name: String,
     pub(super) incarnation: i64,
     pub(super) max_message_bytes: usize,
+    /// The stream takes batches that are stored whole or not at all.
+    pub(super) atomic_batches: bool,
 }
 
 /// Makes the stream of a partition if it is missing; checks it, as the server reports it, in any case: a server
@@ -38,11 +40,13 @@ pub(super) async fn provision(
         },
     };
     check(jetstream, spec, &info)?;
+    let info = if jetstream.atomic_batches { allow_batches(context, info).await? } else { info };
     let max_payload = context.client().max_payload();
     let stream_limit = usize::try_from(info.config.max_message_size).ok().filter(|limit| *limit > 0);
     Ok(Provisioned {
         name,
         incarnation: incarnation(&info),
+        atomic_batches: jetstream.atomic_batches && info.config.allow_atomic_publish,
         max_message_bytes: stream_limit.map_or(max_payload, |limit| limit.min(max_payload)),
     })
 }
@@ -59,6 +63,7 @@ async fn create(jetstream: &JetStream, context: &Context, spec: &StreamSpec, nam
         max_age: jetstream.max_age,
         duplicate_window: jetstream.duplicate_window.min(jetstream.max_age),
         allow_direct: true,
+        allow_atomic_publish: jetstream.atomic_batches,
         metadata: HashMap::from([
             (SOURCE.to_owned(), spec.source.clone()),
             (PARTITION.to_owned(), spec.partition.to_string()),
@@ -72,6 +77,29 @@ async fn create(jetstream: &JetStream, context: &Context, spec: &StreamSpec, nam
     let info = stream.info().await.map_err(|error| refused(error.to_string()))?;
     tracing::info!(stream = name, source = spec.source, "made a stream");
     Ok(info.clone())
+}
+
+/// Switches batches on for a stream of ours that was made without them, and reads back whether the server knows them.
+async fn allow_batches(context: &Context, info: Info) -> Result<Info, Error> {
+    let name = info.config.name.clone();
+    let refused = |problem: String| Error::Refused { what: format!("to allow batches on stream `{name}`"), problem };
+    let info = if info.config.allow_atomic_publish {
+        info
+    } else {
+        let config = Config { allow_atomic_publish: true, ..info.config };
+        context.update_stream(config).await.map_err(|error| refused(error.to_string()))?;
+        let stream = context.get_stream(&name).await.map_err(|error| refused(error.to_string()))?;
+        stream.cached_info().clone()
+    };
+    if info.config.allow_atomic_publish {
+        return Ok(info);
+    }
+    let version = context.client().server_info().version;
+    let problem = format!(
+        "was ignored by nats-server {version}: atomic batches need 2.12.1; update the server, or leave \
+         `JetStream::atomic_batches` off"
+    );
+    Err(Error::Drift { stream: name, setting: "allow_atomic", problem })
 }
 
 /// Refuses, with the setting's name, what would break a promise.

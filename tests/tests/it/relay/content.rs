@@ -127,7 +127,7 @@ async fn a_full_stream_is_no_fault_of_the_events() {
     config.max_messages = 15;
     jetstream.update_stream(&config).await.unwrap();
     place.append("b", 100, 30).await;
-    node.says("did not take or acknowledge events").await;
+    node.says("the stream is full").await;
     eventually("it is full", SOON, async || (place.stored().await.len() == 15).then_some(())).await;
     let untouched = "SELECT count(*) AS number FROM tidings.pending WHERE state = 'ready' AND attempts = 0";
     place.becomes(untouched, 95).await;

@@ -1,6 +1,8 @@
 //! The relay as real processes on real servers: killed, frozen, starved, in company, and fed with what it must refuse.
 
 mod content;
+mod dead;
+mod delayed;
 mod drain;
 mod drift;
 mod duplicate;
@@ -13,6 +15,7 @@ mod panic;
 mod place;
 mod share;
 mod start;
+mod unroutable;
 mod wake;
 mod wire;
 

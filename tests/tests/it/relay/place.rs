@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use async_nats::jetstream;
+use async_nats::jetstream::stream::RawMessageErrorKind;
 use diesel::sql_types::{BigInt, Integer, Nullable, Text};
 use diesel_async::{AsyncConnection, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection};
 use futures_util::{StreamExt, TryStreamExt};
@@ -24,6 +25,8 @@ pub(super) struct Place {
 pub(super) struct Stored {
     pub(super) partition: i32,
     pub(super) seq: u64,
+    pub(super) subject: String,
+    pub(super) bytes: usize,
     pub(super) headers: HashMap<String, String>,
 }
 
@@ -145,16 +148,22 @@ impl Place {
             let partition: i32 = info.config.metadata["tidings-partition"].parse().unwrap();
             let stream = jetstream.get_stream(&info.config.name).await.unwrap();
             let sequences = stream.cached_info().state.first_sequence.max(1)..=stream.cached_info().state.last_sequence;
+            // A message that somebody deleted is not there.
             let messages: Vec<_> = futures_util::stream::iter(sequences)
                 .map(|seq| stream.get_raw_message(seq))
                 .buffered(64)
-                .try_collect()
-                .await
-                .unwrap();
+                .filter_map(async |found| match found {
+                    Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => None,
+                    other => Some(other.unwrap()),
+                })
+                .collect()
+                .await;
             stored.extend(messages.into_iter().map(|message| {
                 Stored {
                     partition,
                     seq: message.sequence,
+                    subject: message.subject.to_string(),
+                    bytes: message.payload.len(),
                     headers: message
                         .headers
                         .iter()

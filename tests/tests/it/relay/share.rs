@@ -119,12 +119,13 @@ async fn one_that_stood_still_past_its_lease_changes_no_claimed_row() {
     // It stands still with an acknowledgement in hand that it has not recorded.
     let node = Node::spawn(&place, &[("STOP_AT", "relay::acknowledged")]);
     eventually("it stands still", SOON, async || node.is_stopped().then_some(())).await;
-    assert!(!place.stored().await.is_empty());
     eventually("its lease is over", SOON, async || {
         let over = "SELECT count(*) AS number FROM tidings.partition WHERE lease_until < now()";
         (place.number(over).await == 1).then_some(())
     })
     .await;
+    let stored = place.stored().await.len();
+    assert!(stored > 0);
     // Another owner, which is slow to do anything.
     place
         .execute(
@@ -136,7 +137,7 @@ async fn one_that_stood_still_past_its_lease_changes_no_claimed_row() {
     node.says("another node owns the partition now").await;
     assert_eq!(place.number("SELECT count(*) AS number FROM tidings.pending WHERE attempts = 0").await, 600);
     assert_eq!(place.number("SELECT count(*) AS number FROM tidings.confirmation").await, 0);
-    assert_eq!(place.stored().await.len(), 30, "one of each aggregate was under way, and nothing followed it");
+    assert_eq!(place.stored().await.len(), stored, "what was under way is there, and nothing followed it");
     // The other owner gives up; the one that was still is fit to go on.
     place.execute("UPDATE tidings.partition SET owner = NULL, lease_until = now(), lease_ttl = NULL").await;
     place.settles().await;

@@ -53,6 +53,7 @@ async fn headers_subjects_and_bytes() {
     let mut headers = headers.clone();
     headers.remove("ce-recordedtime");
     let expected = [
+        ("Nats-Expected-Last-Sequence", "0".into()),
         ("Nats-Msg-Id", format!("{}#e-1", place.source)),
         ("ce-specversion", "1.0".into()),
         ("ce-id", "e-1".into()),
