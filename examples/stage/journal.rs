@@ -30,7 +30,11 @@ impl Writer {
                 let what = if stored.duplicate { "again" } else { "stored" };
                 self.line(&format!("{what} {partition} {id} {}\n", stored.stream_seq));
             }
-            Outcome::Unconfirmed(_) | Outcome::Unavailable | Outcome::Refused(_) | Outcome::OutOfStep => {
+            Outcome::Unconfirmed(_)
+            | Outcome::Unavailable(_)
+            | Outcome::Refused(_)
+            | Outcome::Abandoned
+            | Outcome::OutOfStep => {
                 self.line(&format!("unclear {partition} {id}\n"));
             }
         }

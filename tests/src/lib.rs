@@ -7,6 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 pub mod consumer;
+pub mod schedules;
 
 /// Asks again and again until the answer is `Some`; panics with `what` after `within`.
 pub async fn eventually<T>(what: &str, within: Duration, mut ask: impl AsyncFnMut() -> Option<T>) -> T {

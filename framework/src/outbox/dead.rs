@@ -49,7 +49,7 @@ impl Tenure {
         }
         // Of a lane that is skipped the tombstone is found by what has come due.
         self.lanes.hold_until(claimed.row.lane, Instant::now() + HELD);
-        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
         let tenancy = self.tenancy;
         let setting =
             self.ground.pool.run(async |connection| dead(connection, &tenancy, claimed, &reason, on_death).await);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 
+use super::board::Board;
 use super::claim::Claimed;
 use super::confirm::{Confirming, Evidence, LINGER};
 use super::lease::{Tenancy, Trust};
@@ -47,6 +48,7 @@ pub(crate) struct Ground {
     pub(crate) source: String,
     pub(crate) partitions: i32,
     pub(crate) limits: Limits,
+    pub(crate) board: Board,
 }
 
 /// One owner's time with one partition, over one connection after another.
@@ -312,7 +314,7 @@ impl Tenure {
             let Some(claimed) = link.queue.pop_front() else { break };
             link.queue_bytes -= claimed.bytes;
             if self.lanes.is_held(claimed.row.lane, now) {
-                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+                self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
                 continue;
             }
             match message_of(&claimed, self.tenancy.partition.0, link.publisher.max_message_bytes()) {
@@ -321,10 +323,26 @@ impl Tenure {
                     rows.push(claimed);
                     messages.push(message);
                 }
-                Err(refusal) => self.set_aside(&claimed, refusal).await?,
+                Err(refusal) => {
+                    self.withdraw(link, &claimed);
+                    self.set_aside(&claimed, refusal).await?;
+                }
             }
         }
         Ok((rows, messages))
+    }
+
+    /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
+    fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
+        let (lane, seq) = (claimed.row.lane, claimed.row.seq);
+        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
+            std::mem::take(&mut link.queue).into_iter().partition(is_behind);
+        link.queue = others.into();
+        for claimed in behind {
+            link.queue_bytes -= claimed.bytes;
+            self.lanes.give_back_from(lane, claimed.row.seq, claimed.row.previous);
+        }
     }
 
     async fn answered(&mut self, link: &mut Link, ticket: Ticket, outcome: Outcome) -> Result<(), Interrupted> {
@@ -354,6 +372,7 @@ impl Tenure {
             }
             Step::Refused(refusal) => {
                 for claimed in &rows {
+                    self.withdraw(link, claimed);
                     self.set_aside(claimed, refusal).await?;
                 }
             }
@@ -395,7 +414,6 @@ impl Tenure {
         back.sort_by_key(|claimed| claimed.row.seq);
         let waited = back.len();
         let alone = back.len() == 1;
-        let first = back.first().map(|claimed| (claimed.row, claimed.clone()));
         for claimed in back.into_iter().rev() {
             link.queue_bytes += claimed.bytes;
             link.queue.push_front(claimed);
@@ -414,10 +432,12 @@ impl Tenure {
             }
             // The stream is there, and this one message finds no way to it.
             Some(Outage::Absent | Outage::Down) if alone => {
-                if let Some((row, claimed)) = first {
-                    link.queue.retain(|queued| queued.row.seq != row.seq);
+                if let Some(claimed) = link.queue.pop_front() {
+                    link.queue_bytes -= claimed.bytes;
+                    self.withdraw(link, &claimed);
                     self.retry(&claimed, UNROUTABLE, 0).await?;
                     telemetry::unroutable(self.tenancy.partition);
+                    self.ground.board.unroutable(self.tenancy.partition, self.ground.limits.backoff.max);
                 }
                 Ok(())
             }
@@ -433,7 +453,7 @@ impl Tenure {
         if self.barren > 0 {
             return Rest { wait: BARREN.delay(self.barren, rand::random()), floor: None };
         }
-        link.reader.rest(now);
+        link.reader.rest();
         let next = link.reader.next_look(&self.lanes).min(link.position_at + POSITION_EVERY);
         Rest { wait: next.saturating_duration_since(now), floor: Some(link.reader.floor()) }
     }

@@ -35,6 +35,8 @@ pub(super) struct Reader {
     lanes: BTreeSet<i64>,
     /// Read, but something may stand before them in their lane.
     asked: Vec<Claimed>,
+    /// How often rows had been given back when the question was asked that is open.
+    given_back: u64,
     due_at: Instant,
     sweep: Sweep,
     swept: i64,
@@ -71,6 +73,7 @@ impl Reader {
             top_known: false,
             lanes: BTreeSet::new(),
             asked: Vec::new(),
+            given_back: 0,
             due_at: now,
             sweep: Sweep::new(now),
             swept: 0,
@@ -84,6 +87,7 @@ impl Reader {
 
     /// What to ask next, with room for so many rows.
     pub(super) fn next(&mut self, lanes: &mut Lanes, room: usize, now: Instant) -> Option<Query> {
+        self.given_back = lanes.given_back();
         if !self.asked.is_empty() {
             let asked: BTreeSet<i64> = self.asked.iter().map(|claimed| claimed.row.lane).collect();
             return Some(Query::Lowest(asked.into_iter().map(|lane| (lane, lanes.above(lane))).collect()));
@@ -184,10 +188,17 @@ impl Reader {
             }
         }
         let mut taken = Vec::with_capacity(rows.len());
-        for claimed in rows {
+        let current = self.is_current(lanes);
+        for mut claimed in rows {
+            claimed.row.next_in_lane &= current;
             self.judge(claimed, lanes, now, &mut taken);
         }
         taken
+    }
+
+    /// Nothing was given back since the question was asked: what it says to follow in a lane follows what is in hand.
+    fn is_current(&self, lanes: &Lanes) -> bool {
+        self.given_back == lanes.given_back()
     }
 
     fn judge(&mut self, claimed: Claimed, lanes: &mut Lanes, now: Instant, taken: &mut Vec<Claimed>) {
@@ -199,6 +210,10 @@ impl Reader {
     }
 
     fn lowest(&mut self, lowest: &[Row], lanes: &mut Lanes, now: Instant) -> Vec<Claimed> {
+        if !self.is_current(lanes) {
+            self.lanes.extend(std::mem::take(&mut self.asked).into_iter().map(|claimed| claimed.row.lane));
+            return Vec::new();
+        }
         let lowest: std::collections::HashMap<i64, &Row> = lowest.iter().map(|row| (row.lane, row)).collect();
         let mut taken = Vec::new();
         let mut first = BTreeSet::new();
@@ -240,8 +255,8 @@ impl Reader {
     }
 
     /// Nothing is in hand.
-    pub(super) fn rest(&mut self, now: Instant) {
-        self.sweep.rest(now);
+    pub(super) fn rest(&mut self) {
+        self.sweep.rest();
     }
 
     /// When something is to be asked that nobody gives a hint for; what comes due is found by the look for all at rest.

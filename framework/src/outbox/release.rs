@@ -22,7 +22,7 @@ impl Tenure {
             }
             Ok(_) | Err(_) => self.lanes.hold(claimed.row.lane, now, &backoff, rand::random()),
         };
-        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous, 1);
+        self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
         let (seq, id) = (claimed.row.seq, &claimed.envelope.id);
         tracing::warn!(seq, id, ?delay, error, "an event could not be published; it will be tried again");
         let tenancy = self.tenancy;

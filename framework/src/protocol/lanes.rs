@@ -57,6 +57,7 @@ pub struct Lanes {
     lanes: HashMap<i64, Lane>,
     holds: HashMap<i64, Hold>,
     limit: usize,
+    given_back: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -83,7 +84,7 @@ impl Hold {
 impl Lanes {
     /// Remembers at most about this many lanes, and as many holds as [`MAX_HELD`].
     pub fn new(limit: usize) -> Lanes {
-        Lanes { lanes: HashMap::new(), holds: HashMap::new(), limit }
+        Lanes { lanes: HashMap::new(), holds: HashMap::new(), limit, given_back: 0 }
     }
 
     /// Decides about a row, and remembers what follows.
@@ -143,11 +144,22 @@ impl Lanes {
         }
     }
 
-    /// A claimed row, and `rows` in all from it on, are given back: the lane goes on before it.
-    pub fn give_back_from(&mut self, lane: i64, seq: i64, previous: Option<i64>, rows: u32) {
+    /// A claimed row is given back, and all behind it in its lane with it, each by a call: the lane goes on before the
+    /// lowest of them, in whatever order they come.
+    pub fn give_back_from(&mut self, lane: i64, seq: i64, previous: Option<i64>) {
+        self.given_back += 1;
         if let Some(lane) = self.lanes.get_mut(&lane) {
-            *lane = Lane { claimed: seq - 1, version: previous, in_hand: lane.in_hand.saturating_sub(rows) };
+            lane.in_hand = lane.in_hand.saturating_sub(1);
+            if seq <= lane.claimed {
+                (lane.claimed, lane.version) = (seq - 1, previous);
+            }
         }
+    }
+
+    /// How often something was given back. What was asked before that is out of date: it may begin behind what was given
+    /// back.
+    pub fn given_back(&self) -> u64 {
+        self.given_back
     }
 
     /// Makes room. Only before rows are read: a row that was read earlier may be confirmed meanwhile, and would be taken
@@ -285,16 +297,31 @@ mod tests {
     }
 
     #[test]
+    fn what_is_given_back_is_claimed_anew_from_the_lowest_on() {
+        for order in [[1, 2, 3], [3, 2, 1], [2, 3, 1]] {
+            let (mut lanes, now) = (Lanes::new(10), Instant::now());
+            (1..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
+            for n in order {
+                lanes.give_back_from(7, n, Some(n - 1).filter(|previous| *previous > 0));
+            }
+            assert_eq!(lanes.given_back(), 3);
+            assert_eq!(lanes.judge(&row(2, 7, 2), now), Verdict::Ask, "version 1 is not in hand: {order:?}");
+            assert_eq!(lanes.judge(&row(3, 7, 3), now), Verdict::Ask, "nor is version 2: {order:?}");
+            (1..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
+        }
+    }
+
+    #[test]
     fn a_lane_whose_head_was_given_back_waits_until_nothing_behind_it_is_in_hand() {
         let (mut lanes, now) = (Lanes::new(10), Instant::now());
         (1..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
         lanes.hold_until(7, now + Duration::from_secs(60));
-        lanes.give_back_from(7, 1, None, 1);
+        lanes.give_back_from(7, 1, None);
         lanes.release(7, now);
         for (seq, left) in [(2, 2), (3, 1)] {
             assert!(lanes.is_held(7, now), "{left} of it are in hand");
             assert!(lanes.over(now).is_empty() && lanes.next_over().is_none() && !lanes.is_missed(7, 1, now));
-            lanes.give_back_from(7, seq, Some(seq - 1), 1);
+            lanes.give_back_from(7, seq, Some(seq - 1));
         }
         assert!(!lanes.is_held(7, now));
         assert_eq!((lanes.over(now), lanes.above(7)), (vec![7], 0));

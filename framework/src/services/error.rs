@@ -116,6 +116,15 @@ pub enum Error {
         why: String,
     },
 
+    /// A request to a private nats-server had no answer, or a refusal.
+    #[error("NATS did not {doing}: {why}")]
+    Broker {
+        /// What was tried.
+        doing: String,
+        /// The server's answer.
+        why: String,
+    },
+
     /// An environment variable has a value that cannot be used.
     #[error("the environment variable {variable} is set but {why}; correct it, or unset it to start a private server")]
     Variable {

@@ -1,4 +1,4 @@
-//! A private PostgreSQL and a private nats-server, for development, tests and examples.
+//! A private PostgreSQL and a private nats-server, for development, tests and examples; a cluster of three of the latter.
 //!
 //! ```no_run
 //! let services = tidings::services::Services::start()?;
@@ -40,6 +40,7 @@
 mod error;
 mod folder;
 mod nats;
+mod nats_cluster;
 mod postgres;
 mod process;
 mod provided;
@@ -54,6 +55,7 @@ mod wheel;
 
 pub use error::{Error, NotFound};
 pub use nats::{Nats, NatsOptions};
+pub use nats_cluster::NatsCluster;
 pub use postgres::{Postgres, PostgresOptions};
 pub use provided::{Provided, from_env_or_start};
 pub use search::Source;

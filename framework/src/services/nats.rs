@@ -48,6 +48,12 @@ impl NatsOptions {
         self
     }
 
+    /// As these, with a free port.
+    pub(super) fn any_port(mut self) -> Self {
+        self.port = None;
+        self
+    }
+
     /// The largest message with its headers, in bytes.
     pub fn max_payload(mut self, bytes: u32) -> Self {
         self.max_payload = Some(bytes);
@@ -93,14 +99,19 @@ impl Nats {
     /// # Errors
     /// As [`start`](Nats::start), and when the port that was asked for is taken or the configuration is refused.
     pub fn start_with(options: NatsOptions) -> Result<Nats, Error> {
+        let mut nats = Nats::prepare(&options, Uuid::new_v4().simple().to_string())?;
+        nats.configure(&options, "")?;
+        nats.start_again()?;
+        Ok(nats)
+    }
+
+    /// One with a folder and a port that is not configured and not started.
+    pub(super) fn prepare(options: &NatsOptions, password: String) -> Result<Nats, Error> {
         let runner = Runner::choose()?;
         let found = search::find(&WANTED, options.source, &runner)?;
         let folder = Folder::create(folder::NATS, WANTED.name, options.port)?;
         let server = Server::new(WANTED.name, folder)?;
-        let mut nats = Nats { server, runner, found, password: Uuid::new_v4().simple().to_string() };
-        nats.configure(&options)?;
-        nats.start_again()?;
-        Ok(nats)
+        Ok(Nats { server, runner, found, password })
     }
 
     /// The URL, with user and password.
@@ -198,7 +209,13 @@ impl Nats {
         self.folder().join("nats.conf")
     }
 
-    fn configure(&self, options: &NatsOptions) -> Result<(), Error> {
+    /// The name that the server greets with.
+    pub(super) fn name(&self) -> &str {
+        self.server.folder().id()
+    }
+
+    /// Writes the configuration; `more` is for what only the caller knows, such as a cluster's routes.
+    pub(super) fn configure(&self, options: &NatsOptions, more: &str) -> Result<(), Error> {
         let store = self.folder().join("jetstream");
         folder::make_folder(&store, 0o700)?;
         self.runner.own(&store)?;
@@ -210,14 +227,14 @@ impl Nats {
             "host: 127.0.0.1\nport: {port}\nserver_name: {id}\n{max_payload}\
              authorization {{ user: {USER}, password: {password} }}\n\
              jetstream {{\n  store_dir: {store}\n  max_file_store: 4GB\n  max_memory_store: 256MB\n{sync_interval}}}\n\
-             {more}",
+             {more}{given}",
             port = self.port(),
             id = self.server.folder().id(),
             max_payload = max_payload.unwrap_or_default(),
             password = text(&self.password),
             store = text(&store.to_string_lossy()),
             sync_interval = sync_interval.unwrap_or_default(),
-            more = options.config,
+            given = options.config,
         );
         folder::write_private(&self.configuration(), &config)?;
         self.runner.own(&self.configuration())
@@ -249,7 +266,7 @@ fn is_ready(port: u16, id: &str) -> bool {
 }
 
 /// A string as the configuration file has it.
-fn text(value: &str) -> String {
+pub(super) fn text(value: &str) -> String {
     format!("\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
@@ -266,5 +283,5 @@ static WANTED: Wanted = Wanted {
     variable: super::NATS_URL,
 };
 
-const USER: &str = "tidings";
+pub(super) const USER: &str = "tidings";
 const GREETING_LIMIT: Duration = Duration::from_secs(1);

@@ -11,10 +11,11 @@ use tidings::{Database, JetStream, Relay, Tidings};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[tokio::main]
-async fn main() -> ExitCode {
+pub(crate) async fn main() -> ExitCode {
     tidings_tests::die_as_told();
     stop_as_told();
     panic_as_told();
+    break_as_told();
     let filter = std::env::var("TIDINGS_TEST_LOG").unwrap_or_else(|_| "tidings=info".to_owned());
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
     match run().await {
@@ -37,6 +38,8 @@ async fn run() -> Result<(), tidings::host::Error> {
         .connect_timeout(Duration::from_secs(2));
     let jetstream = JetStream::url(text("NATS"))
         .ack_timeout(millis("ACK", 2_000))
+        .replicas(number("REPLICAS", 1))
+        .atomic_batches(number("BATCHES", 0) == 1)
         .duplicate_window(millis("DUPLICATE_WINDOW", 120_000));
     let relay = Relay::default()
         .lease(millis("LEASE", 3_000))
@@ -69,6 +72,12 @@ fn stop_as_told() {
 fn panic_as_told() {
     let Ok(point) = std::env::var("TIDINGS_TEST_PANIC_AT") else { return };
     fail::cfg(point, "1*panic").expect("the build has failpoints");
+}
+
+/// Leaves out the check that is named so.
+fn break_as_told() {
+    let Ok(point) = std::env::var("TIDINGS_TEST_BREAK") else { return };
+    fail::cfg(point, "return").expect("the build has failpoints");
 }
 
 fn text(name: &str) -> String {

@@ -1,6 +1,7 @@
 //! `tidings::services`: what is started serves, and is gone afterwards, whatever its owner dies of.
 
 mod cli;
+mod cluster;
 mod endings;
 mod nats;
 mod postgres;

@@ -15,6 +15,7 @@ mod panic;
 mod place;
 mod share;
 mod start;
+mod unroutable;
 mod wake;
 mod wire;
 

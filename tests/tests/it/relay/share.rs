@@ -119,13 +119,13 @@ async fn one_that_stood_still_past_its_lease_changes_no_claimed_row() {
     // It stands still with an acknowledgement in hand that it has not recorded.
     let node = Node::spawn(&place, &[("STOP_AT", "relay::acknowledged")]);
     eventually("it stands still", SOON, async || node.is_stopped().then_some(())).await;
-    let stored = place.stored().await.len();
-    assert!(stored > 0);
     eventually("its lease is over", SOON, async || {
         let over = "SELECT count(*) AS number FROM tidings.partition WHERE lease_until < now()";
         (place.number(over).await == 1).then_some(())
     })
     .await;
+    let stored = place.stored().await.len();
+    assert!(stored > 0);
     // Another owner, which is slow to do anything.
     place
         .execute(
