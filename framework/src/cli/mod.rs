@@ -2,6 +2,8 @@
 
 mod dead;
 mod migrate;
+mod partitions;
+mod pause;
 mod services;
 
 use std::ffi::OsString;
@@ -23,6 +25,9 @@ enum Command {
     // The help of each is that of its arguments, which a comment here would replace.
     Dead(dead::Arguments),
     Migrate(migrate::Arguments),
+    Partitions(partitions::Arguments),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
     Services(services::Arguments),
 }
 
@@ -48,6 +53,9 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let result = match program.command {
         Command::Dead(arguments) => dead::run(arguments),
         Command::Migrate(arguments) => migrate::run(arguments),
+        Command::Partitions(arguments) => partitions::run(arguments),
+        Command::Pause(arguments) => pause::pause(arguments),
+        Command::Resume(arguments) => pause::resume(arguments),
         Command::Services(arguments) => services::run(arguments),
     };
     match result {

@@ -14,6 +14,8 @@ mod membership;
 mod node;
 mod outage;
 mod panic;
+mod partitions;
+mod pause;
 mod place;
 mod share;
 mod start;
