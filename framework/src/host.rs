@@ -25,6 +25,7 @@ use crate::outbox::look::{Resting, look_for_all};
 use crate::outbox::publish::Ground;
 use crate::postgres::{Database, Engine, Error as DatabaseError, Pool};
 use crate::protocol::lease::Terms;
+use crate::protocol::membership::Watch;
 use crate::protocol::token::check_token;
 use crate::telemetry;
 use prepare::{Prepared, prepare};
@@ -331,13 +332,18 @@ async fn start_node(arbiters: &Arbiters, seed: Seed, database: Database, relay: 
     seed.engine.spawn(watch_broker(seed.clone(), Arc::clone(&reach), terms.renew_every));
     seed.engine.spawn(look_for_all(seed.ground.pool.clone(), Arc::clone(&seed.resting)));
     let name = relay.name.clone();
-    let rebuild = move || Membership {
-        database: database.clone(),
-        id: uuid::Uuid::new_v4(),
-        name: name.clone(),
-        terms,
-        reach: Arc::clone(&reach),
-        connection: None,
+    let rebuild = move || {
+        let id = uuid::Uuid::new_v4();
+        Membership {
+            database: database.clone(),
+            id,
+            name: name.clone(),
+            terms,
+            reach: Arc::clone(&reach),
+            connection: None,
+            watch: Watch::new(id, terms.ttl),
+            renewed: None,
+        }
     };
     let (work, fatal) = (vec![arbiters.work()], seed.fatal.clone());
     supervise(&arbiters.control(), "the actor of the node".into(), fatal, move || Node::new(seed, work, rebuild)).await

@@ -26,6 +26,7 @@ pub mod event;
 mod failpoint;
 pub mod host;
 mod inbox;
+pub mod operate;
 pub mod outbox;
 pub mod postgres;
 pub mod protocol;

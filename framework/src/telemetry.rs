@@ -23,6 +23,8 @@ pub const DEAD: &str = "tidings_dead_total";
 pub const BREAKER_OPEN: &str = "tidings_breaker_open";
 /// Gauge: partitions this process owns.
 pub const PARTITIONS_OWNED: &str = "tidings_partitions_owned";
+/// Gauge: 1 while an operator has paused the relays of the database.
+pub const RELAY_PAUSED: &str = "tidings_relay_paused";
 /// Counter, by `consumer`: events applied.
 pub const APPLIED: &str = "tidings_applied_total";
 /// Counter, by `consumer`: deliveries of events that were applied before.
@@ -86,6 +88,10 @@ pub(crate) fn breaker(partition: Partition, open: bool) {
 
 pub(crate) fn owned(partitions: usize) {
     gauge!(PARTITIONS_OWNED).set(partitions as f64);
+}
+
+pub(crate) fn paused(paused: bool) {
+    gauge!(RELAY_PAUSED).set(if paused { 1.0 } else { 0.0 });
 }
 
 pub(crate) fn consumer(metric: &'static str, consumer: &str) {

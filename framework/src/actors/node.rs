@@ -16,9 +16,11 @@ use super::partition::{Partition, Seed};
 use super::supervisor::{Panics, supervise};
 use crate::broker::Error as BrokerError;
 use crate::failpoint::failpoint;
-use crate::outbox::lease::{self, Beat, Tenancy, Trust};
+use crate::outbox::lease::{self, Look, Tenancy, Trust};
+use crate::outbox::pause::Pause;
 use crate::postgres::{Database, Error as DatabaseError};
-use crate::protocol::lease::{Balance, Epoch, Partition as Number, Terms, balance};
+use crate::protocol::lease::{Epoch, Partition as Number, Terms};
+use crate::protocol::membership::{Plan, Watch};
 use crate::telemetry;
 
 /// When the broker was last reached.
@@ -44,6 +46,16 @@ pub(crate) struct Membership {
     pub(crate) terms: Terms,
     pub(crate) reach: Arc<Reach>,
     pub(crate) connection: Option<AsyncPgConnection>,
+    pub(crate) watch: Watch,
+    /// When the leases were last renewed, and what was said of us then.
+    pub(crate) renewed: Option<(Instant, bool)>,
+}
+
+impl Membership {
+    fn renewal_in(&self) -> Duration {
+        let due = self.renewed.map(|(at, _)| at + self.terms.renew_every);
+        due.map_or(Duration::ZERO, |due| due.saturating_duration_since(Instant::now()))
+    }
 }
 
 pub(crate) struct Node {
@@ -57,6 +69,7 @@ pub(crate) struct Node {
     let_go: HashMap<Number, Instant>,
     /// Held by a heartbeat under way.
     beating: Arc<Mutex<()>>,
+    paused: Option<Pause>,
     draining: bool,
     panics: Panics,
     rebuild: Box<dyn Fn() -> Membership + Send>,
@@ -82,6 +95,7 @@ impl Node {
             owned: HashMap::new(),
             let_go: HashMap::new(),
             beating: Arc::default(),
+            paused: None,
             draining: false,
             panics,
             rebuild: Box::new(rebuild),
@@ -100,7 +114,7 @@ impl Node {
         let membership = self.membership.take().unwrap_or_else(|| (self.rebuild)());
         // A panic may have taken the membership with it: the new one has another id, and owns nothing yet.
         self.id = membership.id;
-        let leaving = self.owned.values().filter(|owned| owned.leaving).count();
+        let leaving = self.owned.iter().filter(|(_, owned)| owned.leaving).map(|(number, _)| *number).collect();
         let step = self.seed.engine.spawn(async move {
             let _beating = beating;
             beat(membership, leaving).await
@@ -118,10 +132,9 @@ impl Node {
                 self.membership = Some(membership);
                 match report {
                     Ok(report) => {
-                        let able = report.able;
+                        let look = if report.alert { LOOK } else { LOOK_AT_REST };
                         self.follow(report, context);
-                        // Until the broker is reached there is nothing to relay, and then every moment counts.
-                        if able { self.terms.renew_every } else { self.terms.renew_every.min(SOON) }
+                        look.min(self.membership.as_ref().map_or(look, Membership::renewal_in))
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the leases could not be renewed; nothing is published once they run out");
@@ -137,10 +150,21 @@ impl Node {
 
     /// Brings the actors in line with what the database says we own.
     fn follow(&mut self, report: Report, context: &mut Context<Self>) {
+        self.say_pause(report.pause);
+        if report.partitions != self.seed.ground.partitions {
+            tracing::info!(
+                before = self.seed.ground.partitions,
+                now = report.partitions,
+                "the number of partitions changed"
+            );
+            self.seed.ground.partitions = report.partitions;
+        }
         let lost: Vec<Number> = self
             .owned
             .iter()
-            .filter(|(number, owned)| !report.owned.contains(&(**number, owned.epoch)))
+            .filter(|(number, owned)| {
+                !report.owned.iter().any(|own| (own.number, own.epoch) == (**number, owned.epoch))
+            })
             .map(|(number, _)| *number)
             .collect();
         for number in lost {
@@ -152,22 +176,32 @@ impl Node {
                 }
             }
         }
-        for (number, epoch) in report.owned {
+        for Own { number, epoch, trusted_until } in report.owned {
+            // Only looked at, not renewed: what it knew before holds.
+            let Some(trusted_until) = trusted_until else { continue };
             match self.owned.get(&number) {
-                Some(owned) => owned.trust.extend(report.trusted_until),
+                Some(owned) => owned.trust.extend(trusted_until),
                 None if self.draining => {}
                 None if self.let_go.get(&number).is_some_and(|let_go| report.sent < *let_go) => {}
-                None => self.begin(number, epoch, report.trusted_until, context),
+                None => self.begin(number, epoch, trusted_until, context),
             }
         }
         telemetry::owned(self.owned.len());
-        for _ in 0..report.give_up {
-            let Some(number) = self.owned.iter().filter(|(_, owned)| !owned.leaving).map(|(number, _)| *number).max()
-            else {
-                break;
-            };
+        for number in report.give_up {
             self.give_up(number, context);
         }
+    }
+
+    fn say_pause(&mut self, pause: Option<Pause>) {
+        telemetry::paused(pause.is_some());
+        match (&pause, &self.paused) {
+            (Some(Pause { at, by, reason }), None) => {
+                tracing::warn!(since = %at, by, reason, "the relay is paused: events are appended, and none is published");
+            }
+            (None, Some(_)) => tracing::info!("the relay is resumed"),
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+        self.paused = pause;
     }
 
     fn begin(&mut self, number: Number, epoch: Epoch, trusted_until: Instant, context: &mut Context<Self>) {
@@ -192,13 +226,16 @@ impl Node {
 
     /// Drains a partition, then lets go of its lease, so that the next owner need not wait for the end of it.
     fn give_up(&mut self, number: Number, context: &mut Context<Self>) {
-        let Some(owned) = self.owned.get_mut(&number) else { return };
+        let Some(owned) = self.owned.get_mut(&number).filter(|owned| !owned.leaving) else { return };
         let Some(actor) = owned.actor.clone() else { return };
         owned.leaving = true;
         let tenancy = Tenancy { node: self.id, partition: number, epoch: owned.epoch };
         let giving = release(self.seed.clone(), actor, tenancy);
         context.spawn(giving.into_actor(self).map(move |(), node, _| {
-            node.owned.remove(&number);
+            // By now it may have been lost, and taken again.
+            if node.owned.get(&number).is_some_and(|owned| owned.epoch == tenancy.epoch) {
+                node.owned.remove(&number);
+            }
             node.let_go.insert(number, Instant::now());
             tracing::info!(partition = number.0, "gave a partition up");
         }));
@@ -215,17 +252,24 @@ async fn release(seed: Seed, actor: Addr<Partition>, tenancy: Tenancy) {
     }
 }
 
-/// What a heartbeat says is to be done.
+/// What a look says is to be done.
 struct Report {
     sent: Instant,
-    able: bool,
-    owned: Vec<(Number, Epoch)>,
-    trusted_until: Instant,
-    give_up: usize,
+    owned: Vec<Own>,
+    give_up: Vec<Number>,
+    alert: bool,
+    partitions: i32,
+    pause: Option<Pause>,
 }
 
-/// One heartbeat: renew, count the others, take what is free of our share. An answer that comes too late is no answer.
-async fn beat(mut membership: Membership, leaving: usize) -> (Membership, Result<Report, DatabaseError>) {
+struct Own {
+    number: Number,
+    epoch: Epoch,
+    trusted_until: Option<Instant>,
+}
+
+/// One look at the others, with a heartbeat when it is time for it. An answer that comes too late is no answer.
+async fn beat(mut membership: Membership, leaving: Vec<Number>) -> (Membership, Result<Report, DatabaseError>) {
     failpoint!("relay::beat");
     let connection = match membership.connection.take() {
         Some(connection) => Ok(connection),
@@ -237,36 +281,44 @@ async fn beat(mut membership: Membership, leaving: usize) -> (Membership, Result
     };
     // Opening one has a limit of its own: a busy server that takes its time for it would never be through otherwise.
     let within = membership.terms.ttl / 2;
-    match tokio::time::timeout(within, beat_on(&membership, &mut connection, leaving)).await {
+    let report = match tokio::time::timeout(within, beat_on(&mut membership, &mut connection, &leaving)).await {
         Ok(Ok(report)) => {
             membership.connection = Some(connection);
-            (membership, Ok(report))
+            return (membership, Ok(report));
         }
-        Ok(Err(error)) => (membership, Err(error)),
-        Err(_) => (membership, Err(DatabaseError::NoAnswer)),
-    }
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(DatabaseError::NoAnswer),
+    };
+    // Something may have been taken in vain: what is ours then is renewed at the next try, and begun.
+    membership.renewed = None;
+    (membership, report)
 }
 
 async fn beat_on(
-    membership: &Membership,
+    membership: &mut Membership,
     connection: &mut AsyncPgConnection,
-    leaving: usize,
+    leaving: &[Number],
 ) -> Result<Report, DatabaseError> {
+    let Membership { id, terms, .. } = *membership;
     let sent = Instant::now();
-    let able = membership.reach.within(membership.terms.ttl);
-    let Beat { mut owned, able_nodes, partitions, mut trusted_until } =
-        lease::beat(connection, membership.id, &membership.name, able, &membership.terms).await?;
-    let mut give_up = 0;
-    match balance(owned.len(), partitions, able, able_nodes) {
-        Balance::Take(count) => {
-            let (taken, until) = lease::take(connection, membership.id, count, &membership.terms).await?;
-            owned.extend(taken);
-            trusted_until = trusted_until.min(until);
-        }
-        Balance::GiveUp(count) => give_up = count.saturating_sub(leaving),
-        Balance::Keep => {}
+    let able = membership.reach.within(terms.ttl);
+    let told = membership.renewed.map(|(_, able)| able);
+    let mut renewed = Vec::new();
+    if membership.renewal_in().is_zero() || told != Some(able) {
+        renewed = lease::renew(connection, id, &membership.name, able, &terms).await?;
+        membership.renewed = Some((sent, able));
     }
-    Ok(Report { sent, able, owned, trusted_until, give_up })
+    let Look { view, partitions, pause } = lease::look(connection).await?;
+    let Plan { owned, take, give_up, alert } = membership.watch.look(&view, able, leaving, Instant::now());
+    let trusted = |own: &(Number, Epoch)| renewed.contains(own).then(|| terms.trusted_until(sent));
+    let mut owned: Vec<Own> =
+        owned.iter().map(|own| Own { number: own.0, epoch: own.1, trusted_until: trusted(own) }).collect();
+    if !take.is_empty() {
+        let trusted_until = Some(terms.trusted_until(Instant::now()));
+        let taken = lease::take(connection, id, &take, &terms).await?;
+        owned.extend(taken.into_iter().map(|(number, epoch)| Own { number, epoch, trusted_until }));
+    }
+    Ok(Report { sent, owned, give_up, alert, partitions, pause })
 }
 
 impl Actor for Node {
@@ -308,9 +360,18 @@ impl Handler<Drain> for Node {
             })
             .collect();
         Box::pin(async move {
-            futures_util::future::join_all(leaving).await;
-            // A heartbeat under way may still take something, and would count the node in again.
-            let _last_beat = beating.lock().await;
+            let sign_off = async {
+                // A heartbeat under way may still take something, and would count the node in again.
+                let last_beat = beating.lock_owned().await;
+                let pool = seed.ground.pool.clone();
+                let signing = seed
+                    .engine
+                    .spawn(async move { pool.run(async |connection| lease::sign_off(connection, id).await).await });
+                // If it could not be said now, it is said at the end.
+                drop(signing.await);
+                last_beat
+            };
+            let (_last_beat, _) = tokio::join!(sign_off, futures_util::future::join_all(leaving));
             let pool = seed.ground.pool.clone();
             let leaving =
                 seed.engine.spawn(async move { pool.run(async |connection| lease::leave(connection, id).await).await });
@@ -351,5 +412,8 @@ pub(crate) async fn watch_broker(seed: Seed, reach: Arc<Reach>, every: Duration)
     }
 }
 
+/// While others are there, or something is free: a hand-over takes as long.
+const LOOK: Duration = Duration::from_millis(300);
+const LOOK_AT_REST: Duration = Duration::from_secs(2);
 const SAY_AGAIN: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(250);

@@ -80,12 +80,12 @@ fn say(out: &mut impl Write, done: &str, steps: &[&Migration], otherwise: &str) 
 }
 
 /// What failed, where, and that nothing was changed.
-fn explain(error: postgres::Error, url: &str) -> Box<dyn Error> {
+pub(super) fn explain(error: postgres::Error, url: &str) -> Box<dyn Error> {
     let remedy = match &error {
         postgres::Error::Connect(_) | postgres::Error::ConnectTimeout | postgres::Error::NoAnswer => {
             "check the URL, that the server runs, and that it is reachable from here"
         }
-        postgres::Error::Query(_) => "all steps run in one transaction, so nothing was changed",
+        postgres::Error::Query(_) => "it is one transaction, so nothing was changed",
         postgres::Error::Schema(_) | postgres::Error::PoolExhausted | postgres::Error::Stopping => {
             return format!("{error} ({})", place(url)).into();
         }

@@ -3,6 +3,8 @@
 mod config;
 mod dead;
 mod migrate;
+mod partitions;
+mod pause;
 mod relay;
 mod services;
 
@@ -27,6 +29,9 @@ enum Command {
     // The help of each is that of its arguments, which a comment here would replace.
     Dead(dead::Arguments),
     Migrate(migrate::Arguments),
+    Partitions(partitions::Arguments),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
     Relay(relay::Arguments),
     Services(services::Arguments),
 }
@@ -51,11 +56,19 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     log_to_stderr(match &program.command {
         Command::Relay(_) => "warn,tidings=info",
-        Command::Dead(_) | Command::Migrate(_) | Command::Services(_) => "warn",
+        Command::Dead(_)
+        | Command::Migrate(_)
+        | Command::Partitions(_)
+        | Command::Pause(_)
+        | Command::Resume(_)
+        | Command::Services(_) => "warn",
     });
     let result = match program.command {
         Command::Dead(arguments) => dead::run(arguments),
         Command::Migrate(arguments) => migrate::run(arguments),
+        Command::Partitions(arguments) => partitions::run(arguments),
+        Command::Pause(arguments) => pause::pause(arguments),
+        Command::Resume(arguments) => pause::resume(arguments),
         Command::Relay(arguments) => relay::run(arguments),
         Command::Services(arguments) => services::run(arguments),
     };

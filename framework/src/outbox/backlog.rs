@@ -166,8 +166,8 @@ statement! {
      ), whole AS MATERIALIZED (
         SELECT s.source, to_jsonb(s) ->> 'paused_at' IS NOT NULL AS paused, (SELECT count(*) FROM dead) AS dead,
                (SELECT count(*) FROM tidings.node n
-                 WHERE n.able AND n.heartbeat_at BETWEEN now() - {fresh_ms} * interval '1 millisecond'
-                                                     AND now() + {fresh_ms} * interval '1 millisecond') AS able
+                 WHERE n.able AND n.heartbeat_at BETWEEN now() - greatest(n.ttl, {fresh_ms} * interval '1 millisecond')
+                                                     AND now() + greatest(n.ttl, {fresh_ms} * interval '1 millisecond')) AS able
           FROM tidings.setting s
      )
      SELECT whole.source, whole.paused, whole.able, whole.dead,
@@ -200,6 +200,7 @@ statement! {
          ORDER BY s.seq LIMIT 1
       ) o ON true
        LEFT JOIN tidings.event e ON e.seq = o.seq
+      WHERE p.retired_at IS NULL OR w.looked > 0
       ORDER BY p.id"
 }
 

@@ -3,11 +3,14 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Uuid};
+use chrono::{DateTime, Utc};
+use diesel::sql_types::{Array, BigInt, Bool, Integer, Nullable, Text, Timestamptz, Uuid};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
+use super::pause::Pause;
 use crate::postgres::statement;
 use crate::protocol::lease::{Epoch, Partition, Terms};
+use crate::protocol::membership::{Lease, Peer, View};
 
 /// A partition, owned by a node under an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,47 +50,80 @@ impl Trust {
     }
 }
 
-/// What a heartbeat learnt.
+/// What a look showed.
 #[derive(Debug, Clone)]
-pub(crate) struct Beat {
-    pub(crate) owned: Vec<(Partition, Epoch)>,
-    pub(crate) able_nodes: usize,
-    pub(crate) partitions: usize,
-    pub(crate) trusted_until: Instant,
+pub(crate) struct Look {
+    pub(crate) view: View,
+    pub(crate) partitions: i32,
+    pub(crate) pause: Option<Pause>,
 }
 
-/// Says that the node lives, renews what it owns, and counts the others: one statement.
-pub(crate) async fn beat(
+/// Says that the node lives, and renews what it owns: one statement. A row that another transaction holds is waited for.
+pub(crate) async fn renew(
     connection: &mut AsyncPgConnection,
     node: uuid::Uuid,
     name: &str,
     able: bool,
     terms: &Terms,
-) -> diesel::QueryResult<Beat> {
-    let sent = Instant::now();
-    let statement = Heartbeat { node, name: name.to_owned(), able, ttl_ms: millis(terms.ttl) };
-    let (ids, epochs, others, partitions): (Vec<i32>, Vec<i64>, i64, i32) =
-        RunQueryDsl::get_result(statement, connection).await?;
-    Ok(Beat {
-        owned: ids.into_iter().map(Partition).zip(epochs.into_iter().map(Epoch)).collect(),
-        able_nodes: usize::try_from(others).unwrap_or(0) + usize::from(able),
-        partitions: usize::try_from(partitions).unwrap_or(0),
-        trusted_until: terms.trusted_until(sent),
-    })
+) -> diesel::QueryResult<Vec<(Partition, Epoch)>> {
+    let statement = Renew { node, name: name.to_owned(), able, ttl_ms: millis(terms.ttl) };
+    let renewed: Vec<(i32, i64)> = RunQueryDsl::load(statement, connection).await?;
+    Ok(owned(renewed))
 }
 
-/// Takes up to `count` partitions that nobody owns, or whose lease is over. Each gets a new epoch.
+/// Who owns what, and who is there.
+pub(crate) async fn look(connection: &mut AsyncPgConnection) -> diesel::QueryResult<Look> {
+    let ((partitions, paused_at, paused_by, paused_reason), leases, owners, nodes): LookRow =
+        RunQueryDsl::get_result(ReadAll {}, connection).await?;
+    let pause =
+        paused_at.map(|at| Pause { at, by: paused_by.unwrap_or_default(), reason: paused_reason.unwrap_or_default() });
+    let (ids, epochs, untils, ttls, lefts, served) = leases;
+    let lease = |place: usize, id: i32| {
+        Some(Lease {
+            partition: Partition(id),
+            owner: *owners.get(place)?,
+            epoch: Epoch(*epochs.get(place)?),
+            until: *untils.get(place)?,
+            ttl: duration(*ttls.get(place)?),
+            left_ms: *lefts.get(place)?,
+            served: *served.get(place)?,
+        })
+    };
+    let leases = ids.iter().enumerate().filter_map(|(place, id)| lease(place, *id)).collect();
+    let (ids, ables, heartbeats, ttls, ages) = nodes;
+    let peer = |place: usize, id: uuid::Uuid| {
+        Some(Peer {
+            id,
+            able: *ables.get(place)?,
+            heartbeat: *heartbeats.get(place)?,
+            ttl: duration(*ttls.get(place)?),
+            age_ms: *ages.get(place)?,
+        })
+    };
+    let nodes = ids.iter().enumerate().filter_map(|(place, id)| peer(place, *id)).collect();
+    Ok(Look { view: View { leases, nodes, paused: pause.is_some() }, partitions, pause })
+}
+
+/// Takes partitions, as long as they are as they were seen. Each gets a new epoch.
 pub(crate) async fn take(
     connection: &mut AsyncPgConnection,
     node: uuid::Uuid,
-    count: usize,
+    free: &[Lease],
     terms: &Terms,
-) -> diesel::QueryResult<(Vec<(Partition, Epoch)>, Instant)> {
-    let sent = Instant::now();
-    let statement = Take { node, count: i64::try_from(count).unwrap_or(i64::MAX), ttl_ms: millis(terms.ttl) };
+) -> diesel::QueryResult<Vec<(Partition, Epoch)>> {
+    let statement = Take {
+        node,
+        ids: free.iter().map(|lease| lease.partition.0).collect(),
+        epochs: free.iter().map(|lease| lease.epoch.0).collect(),
+        untils: free.iter().map(|lease| lease.until).collect(),
+        ttl_ms: millis(terms.ttl),
+    };
     let taken: Vec<(i32, i64)> = RunQueryDsl::load(statement, connection).await?;
-    let taken = taken.into_iter().map(|(id, epoch)| (Partition(id), Epoch(epoch))).collect();
-    Ok((taken, terms.trusted_until(sent)))
+    Ok(owned(taken))
+}
+
+fn owned(rows: Vec<(i32, i64)>) -> Vec<(Partition, Epoch)> {
+    rows.into_iter().map(|(id, epoch)| (Partition(id), Epoch(epoch))).collect()
 }
 
 /// Gives a partition up after it was drained, so that the next owner need not wait for the lease to end.
@@ -96,7 +132,12 @@ pub(crate) async fn give_up(connection: &mut AsyncPgConnection, tenancy: &Tenanc
     RunQueryDsl::execute(statement, connection).await.map(drop)
 }
 
-/// Takes the node out of the count, at the end of a drain, and frees what a last heartbeat may have taken for it.
+/// Takes the node out of the count, at the beginning of a drain: what it gives up from then on is the share of others.
+pub(crate) async fn sign_off(connection: &mut AsyncPgConnection, node: uuid::Uuid) -> diesel::QueryResult<()> {
+    RunQueryDsl::execute(SignOff { node }, connection).await.map(drop)
+}
+
+/// Frees what a last heartbeat may have taken, at the end of a drain.
 pub(crate) async fn leave(connection: &mut AsyncPgConnection, node: uuid::Uuid) -> diesel::QueryResult<()> {
     RunQueryDsl::execute(Leave { node }, connection).await.map(drop)
 }
@@ -115,47 +156,92 @@ fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
+fn duration(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+type LookRow = (
+    (i32, Option<DateTime<Utc>>, Option<String>, Option<String>),
+    (Vec<i32>, Vec<i64>, Vec<i64>, Vec<i64>, Vec<i64>, Vec<bool>),
+    Vec<Option<uuid::Uuid>>,
+    (Vec<uuid::Uuid>, Vec<bool>, Vec<i64>, Vec<i64>, Vec<i64>),
+);
+
 statement! {
-    /// A node counts as able if its heartbeat is younger than the lease and not from the future (the clock was set back).
-    struct Heartbeat {
+    /// The rows are locked in one order, since two statements that lock several would otherwise wait for each other.
+    struct Renew {
         node: Uuid = uuid::Uuid,
         name: Text = String,
         able: Bool = bool,
         ttl_ms: BigInt = i64,
-    } -> (Array<Integer>, Array<BigInt>, BigInt, Integer);
+    } -> (Integer, BigInt);
     "WITH me AS (
-        INSERT INTO tidings.node (id, name, able) VALUES ({node}, {name}, {able})
-        ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), able = excluded.able
+        INSERT INTO tidings.node (id, name, able, ttl) VALUES ({node}, {name}, {able}, {ttl_ms} * interval '1 millisecond')
+        ON CONFLICT (id) DO UPDATE SET heartbeat_at = now(), able = excluded.able, ttl = excluded.ttl
      ), gone AS (
-        DELETE FROM tidings.node WHERE heartbeat_at < now() - interval '1 day'
+        DELETE FROM tidings.node WHERE heartbeat_at < now() - interval '1 day' AND id <> {node}
      ), mine AS (
-        UPDATE tidings.partition
-           SET lease_until = now() + {ttl_ms} * interval '1 millisecond', lease_ttl = {ttl_ms} * interval '1 millisecond'
-         WHERE owner = {node} RETURNING id, epoch
+        SELECT id FROM tidings.partition WHERE owner = {node} ORDER BY id FOR NO KEY UPDATE
      )
-     SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM mine), ARRAY[]::integer[]),
-            coalesce((SELECT array_agg(epoch ORDER BY id) FROM mine), ARRAY[]::bigint[]),
-            (SELECT count(*) FROM tidings.node n
-              WHERE n.able AND n.id <> {node}
-                AND n.heartbeat_at BETWEEN now() - {ttl_ms} * interval '1 millisecond' AND now() + {ttl_ms} * interval '1 millisecond'),
-            (SELECT partitions FROM tidings.setting)"
+     UPDATE tidings.partition p
+        SET lease_until = now() + {ttl_ms} * interval '1 millisecond', lease_ttl = {ttl_ms} * interval '1 millisecond'
+       FROM mine WHERE p.id = mine.id
+     RETURNING p.id, p.epoch"
 }
 
 statement! {
-    /// A lease that ends later than it could have been granted for counts as over: the clock was set back.
+    /// One row of arrays: the tables are small, and the node asks often while others are there. What the times mean is
+    /// decided in `protocol/membership.rs`. A retired partition is served as long as something is pending in it.
+    struct ReadAll {} -> (
+        (Integer, Nullable<Timestamptz>, Nullable<Text>, Nullable<Text>),
+        (Array<Integer>, Array<BigInt>, Array<BigInt>, Array<BigInt>, Array<BigInt>, Array<Bool>),
+        Array<Nullable<Uuid>>,
+        (Array<Uuid>, Array<Bool>, Array<BigInt>, Array<BigInt>, Array<BigInt>)
+    );
+    "WITH lease AS (
+        SELECT id, owner, epoch, retired_at IS NULL OR EXISTS (SELECT FROM tidings.pending q WHERE q.partition = id) AS served,
+               coalesce((extract(epoch FROM lease_until) * 1000000)::bigint, 0) AS until,
+               coalesce((extract(epoch FROM lease_ttl) * 1000)::bigint, 0) AS ttl,
+               coalesce((extract(epoch FROM lease_until - now()) * 1000)::bigint, -1) AS remains
+          FROM tidings.partition
+     ), ours AS (
+        SELECT * FROM lease WHERE served OR owner IS NOT NULL
+     ), peer AS (
+        SELECT id, able, (extract(epoch FROM heartbeat_at) * 1000000)::bigint AS heartbeat,
+               (extract(epoch FROM ttl) * 1000)::bigint AS ttl, (extract(epoch FROM now() - heartbeat_at) * 1000)::bigint AS age
+          FROM tidings.node
+     )
+     SELECT s.partitions, s.paused_at, s.paused_by, s.paused_reason,
+            ARRAY(SELECT id FROM ours ORDER BY id), ARRAY(SELECT epoch FROM ours ORDER BY id),
+            ARRAY(SELECT until FROM ours ORDER BY id), ARRAY(SELECT ttl FROM ours ORDER BY id),
+            ARRAY(SELECT remains FROM ours ORDER BY id), ARRAY(SELECT served FROM ours ORDER BY id),
+            ARRAY(SELECT owner FROM ours ORDER BY id),
+            ARRAY(SELECT id FROM peer ORDER BY id), ARRAY(SELECT able FROM peer ORDER BY id),
+            ARRAY(SELECT heartbeat FROM peer ORDER BY id), ARRAY(SELECT ttl FROM peer ORDER BY id),
+            ARRAY(SELECT age FROM peer ORDER BY id)
+       FROM tidings.setting s"
+}
+
+statement! {
+    /// Whoever owned it, and whatever the clock says: it is taken as it was seen, or not at all. A row that somebody
+    /// holds is not waited for.
     struct Take {
         node: Uuid = uuid::Uuid,
-        count: BigInt = i64,
+        ids: Array<Integer> = Vec<i32>,
+        epochs: Array<BigInt> = Vec<i64>,
+        untils: Array<BigInt> = Vec<i64>,
         ttl_ms: BigInt = i64,
     } -> (Integer, BigInt);
     "WITH free AS (
-        SELECT id FROM tidings.partition
-         WHERE owner IS NULL OR lease_until < now() OR lease_until > now() + lease_ttl
-         ORDER BY lease_until NULLS FIRST, id LIMIT {count} FOR UPDATE SKIP LOCKED
+        SELECT p.id FROM tidings.partition p
+          JOIN unnest({ids}, {epochs}, {untils}) AS seen(id, epoch, until)
+            ON p.id = seen.id AND p.epoch = seen.epoch
+           AND coalesce((extract(epoch FROM p.lease_until) * 1000000)::bigint, 0) = seen.until
+         ORDER BY p.id FOR NO KEY UPDATE OF p SKIP LOCKED
      )
      UPDATE tidings.partition p
-        SET owner = {node}, epoch = p.epoch + 1, lease_until = now() + {ttl_ms} * interval '1 millisecond',
-            lease_ttl = {ttl_ms} * interval '1 millisecond'
+        SET owner = {node}, epoch = epoch + 1,
+            lease_until = now() + {ttl_ms} * interval '1 millisecond', lease_ttl = {ttl_ms} * interval '1 millisecond'
        FROM free WHERE p.id = free.id
      RETURNING p.id, p.epoch"
 }
@@ -167,11 +253,16 @@ statement! {
 }
 
 statement! {
+    struct SignOff { node: Uuid = uuid::Uuid } -> Nullable<Integer>;
+    "DELETE FROM tidings.node WHERE id = {node}"
+}
+
+statement! {
     struct Leave { node: Uuid = uuid::Uuid } -> Nullable<Integer>;
-    "WITH freed AS (
-        UPDATE tidings.partition SET owner = NULL, lease_until = now(), lease_ttl = NULL WHERE owner = {node}
+    "WITH signed_off AS (
+        DELETE FROM tidings.node WHERE id = {node}
      )
-     DELETE FROM tidings.node WHERE id = {node}"
+     UPDATE tidings.partition SET owner = NULL, lease_until = now(), lease_ttl = NULL WHERE owner = {node}"
 }
 
 statement! {

@@ -13,6 +13,8 @@ pub(crate) mod lease;
 pub(crate) mod letters;
 mod link;
 pub(crate) mod look;
+pub(crate) mod partitions;
+pub(crate) mod pause;
 pub(crate) mod publish;
 mod read;
 mod reconcile;

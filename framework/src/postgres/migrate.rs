@@ -58,6 +58,13 @@ const MIGRATIONS: &[Migration] = &[
         up: include_str!("../../migrations/0003_dead/up.sql"),
         down: include_str!("../../migrations/0003_dead/down.sql"),
     },
+    Migration {
+        version: 4,
+        name: "membership",
+        serves_from: 1,
+        up: include_str!("../../migrations/0004_membership/up.sql"),
+        down: include_str!("../../migrations/0004_membership/down.sql"),
+    },
 ];
 
 /// The version of the schema this program knows.
@@ -102,7 +109,7 @@ pub fn script(partitions: Option<u16>) -> Result<String, Error> {
 /// # }
 /// ```
 pub async fn migrate(database: &Database) -> Result<Vec<&'static Migration>, Error> {
-    on_a_thread(database, async |connection, database| up(connection, database).await).await
+    on_a_thread(database, async |connection, database| up(connection, &database).await).await
 }
 
 /// Undoes the steps above `target`, newest first; 0 removes everything, events included.
@@ -113,9 +120,12 @@ pub async fn revert(database: &Database, target: i32) -> Result<Vec<&'static Mig
     on_a_thread(database, async move |connection, _| down(connection, target).await).await
 }
 
-async fn on_a_thread<F>(database: &Database, work: F) -> Result<Vec<&'static Migration>, Error>
+/// Runs the work on a connection and a thread of its own: callable from any runtime, or none.
+pub(crate) async fn on_a_thread<T, E, F>(database: &Database, work: F) -> Result<T, E>
 where
-    F: AsyncFnOnce(&mut AsyncPgConnection, &Database) -> Result<Vec<&'static Migration>, Error> + Send + 'static,
+    T: Send + 'static,
+    E: From<Error> + Send + 'static,
+    F: AsyncFnOnce(&mut AsyncPgConnection, Database) -> Result<T, E> + Send + 'static,
 {
     let database = database.clone();
     let (done, outcome) = tokio::sync::oneshot::channel();
@@ -124,18 +134,19 @@ where
         let result = match runtime {
             Ok(runtime) => runtime.block_on(async {
                 let mut connection = database.open().await?;
-                connection.batch_execute("SET lock_timeout = '60s'; SET statement_timeout = 0").await?;
-                work(&mut connection, &database).await
+                let limits = "SET lock_timeout = '60s'; SET statement_timeout = 0";
+                connection.batch_execute(limits).await.map_err(Error::from)?;
+                work(&mut connection, database).await
             }),
-            Err(error) => Err(Error::Connect(format!("no runtime for the migration: {error}"))),
+            Err(error) => Err(Error::Connect(format!("no runtime for a connection: {error}")).into()),
         };
         let _ = done.send(result);
     };
     std::thread::Builder::new()
-        .name("tidings-migrate".into())
+        .name("tidings-aside".into())
         .spawn(run)
-        .map_err(|error| Error::Connect(format!("no thread for the migration: {error}")))?;
-    outcome.await.unwrap_or(Err(Error::Stopping))
+        .map_err(|error| Error::Connect(format!("no thread for a connection: {error}")))?;
+    outcome.await.unwrap_or_else(|_| Err(Error::Stopping.into()))
 }
 
 async fn up(connection: &mut AsyncPgConnection, database: &Database) -> Result<Vec<&'static Migration>, Error> {
@@ -214,7 +225,7 @@ async fn refuse_other_partitions(connection: &mut AsyncPgConnection, database: &
         return Ok(());
     }
     Err(Error::Schema(format!(
-        "the database has {has} partitions and `Database::partitions` says {wanted}: the number is fixed once events may exist, so leave the setting out or make it {has}"
+        "the database has {has} partitions and `Database::partitions` says {wanted}: leave the setting out or make it {has}; `tidings partitions set` is the way to another number"
     )))
 }
 

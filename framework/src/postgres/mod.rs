@@ -12,6 +12,6 @@ pub(crate) use classify::{Fault, classify};
 pub use database::{Connect, Database, Error};
 pub(crate) use database::{Pool, pid_of};
 pub(crate) use engine::Engine;
-pub(crate) use migrate::check_schema;
 pub use migrate::{LATEST, Migration, migrate, migrations, revert, script};
+pub(crate) use migrate::{check_schema, on_a_thread};
 pub(crate) use statement::statement;

@@ -1,4 +1,4 @@
-//! Who owns a partition, and for how long it may trust that it does.
+//! For how long the owner of a partition may trust that it is. Who takes and who gives up is in `membership`.
 //!
 //! ```text
 //!            take (epoch + 1)              renew
@@ -52,58 +52,12 @@ impl Terms {
     }
 }
 
-/// A node's fair share of the partitions.
-pub fn fair_share(partitions: usize, able_nodes: usize) -> usize {
-    partitions.div_ceil(able_nodes.max(1))
-}
-
-/// What a node should do about its number of partitions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Balance {
-    /// Take up to this many free ones.
-    Take(usize),
-    /// Give up this many.
-    GiveUp(usize),
-    /// Nothing.
-    Keep,
-}
-
-/// Compares what a node owns with its share. One that cannot reach the broker leaves the partitions to those that can.
-pub fn balance(owned: usize, partitions: usize, able: bool, able_nodes: usize) -> Balance {
-    if !able {
-        return if able_nodes > 0 && owned > 0 { Balance::GiveUp(owned) } else { Balance::Keep };
-    }
-    let share = fair_share(partitions, able_nodes);
-    match owned.cmp(&share) {
-        std::cmp::Ordering::Less => Balance::Take(share - owned),
-        std::cmp::Ordering::Equal => Balance::Keep,
-        std::cmp::Ordering::Greater => Balance::GiveUp(owned - share),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
     proptest! {
-        #[test]
-        fn the_shares_of_all_nodes_cover_every_partition(partitions in 1usize..1024, nodes in 1usize..64) {
-            prop_assert!(fair_share(partitions, nodes) * nodes >= partitions);
-        }
-
-        #[test]
-        fn a_node_at_its_share_is_at_rest(partitions in 1usize..1024, nodes in 1usize..64) {
-            let share = fair_share(partitions, nodes);
-            prop_assert_eq!(balance(share, partitions, true, nodes), Balance::Keep);
-        }
-
-        #[test]
-        fn a_node_without_a_broker_takes_nothing_and_leaves_all_to_those_that_have_one(owned in 1usize..64, others in 1usize..64) {
-            prop_assert_eq!(balance(owned, 64, false, others), Balance::GiveUp(owned));
-            prop_assert_eq!(balance(owned, 64, false, 0), Balance::Keep);
-        }
-
         #[test]
         fn trust_ends_before_the_lease(ttl in 10u64..100_000) {
             let terms = Terms::of(Duration::from_millis(ttl));

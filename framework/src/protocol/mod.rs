@@ -8,6 +8,7 @@ pub mod breaker;
 pub mod chain;
 pub mod lanes;
 pub mod lease;
+pub mod membership;
 pub mod outcome;
 pub mod pace;
 pub mod sweep;

@@ -39,6 +39,7 @@ pub(super) async fn provision(
             _ => return Err(Error::Unreachable(format!("no answer about stream `{name}`"))),
         },
     };
+    let info = relabel(context, spec, info).await?;
     check(jetstream, spec, &info)?;
     let info = if jetstream.atomic_batches { allow_batches(context, info).await? } else { info };
     let max_payload = context.client().max_payload();
@@ -77,6 +78,19 @@ async fn create(jetstream: &JetStream, context: &Context, spec: &StreamSpec, nam
     let info = stream.info().await.map_err(|error| refused(error.to_string()))?;
     tracing::info!(stream = name, source = spec.source, "made a stream");
     Ok(info.clone())
+}
+
+/// The number of partitions is the database's, and may change there; the stream only says it to whoever looks.
+async fn relabel(context: &Context, spec: &StreamSpec, info: Info) -> Result<Info, Error> {
+    let ours = info.config.metadata.get(SOURCE) == Some(&spec.source);
+    let partitions = spec.partitions.to_string();
+    if !ours || info.config.metadata.get(PARTITIONS) == Some(&partitions) {
+        return Ok(info);
+    }
+    let mut config = info.config;
+    config.metadata.insert(PARTITIONS.to_owned(), partitions);
+    let refused = |problem: String| Error::Refused { what: format!("to update stream `{}`", config.name), problem };
+    context.update_stream(&config).await.map_err(|error| refused(error.to_string()))
 }
 
 /// Switches batches on for a stream of ours that was made without them, and reads back whether the server knows them.

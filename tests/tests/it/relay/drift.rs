@@ -33,7 +33,7 @@ const DRIFTS: &[Drift] = &[
         let foreign = format!("{}.foreign", config.name);
         config.subjects.push(foreign);
     }),
-    ("metadata", |config| drop(config.metadata.insert("tidings-partitions".into(), "3".into()))),
+    ("metadata", |config| drop(config.metadata.remove("tidings-source"))),
 ];
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! The relay as real processes on real servers: killed, frozen, starved, in company, and fed with what it must refuse.
 
+mod clock;
 mod content;
 mod dead;
 mod delayed;
@@ -9,9 +10,12 @@ mod duplicate;
 mod full;
 mod kill;
 mod lanes;
+mod membership;
 mod node;
 mod outage;
 mod panic;
+mod partitions;
+mod pause;
 mod place;
 mod share;
 mod start;

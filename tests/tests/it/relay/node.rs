@@ -93,6 +93,17 @@ impl Drop for Node {
     }
 }
 
+/// The `tidings` program, with the URL of the database in its environment; what it said, if it ended so.
+pub(super) async fn tidings(place: &Place, arguments: &[&str], code: i32) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_services_role"));
+    command.arg("cli").args(arguments).env("TIDINGS_DATABASE_URL", &place.database).stdin(Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.unwrap();
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (said(&output.stdout), said(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{out}{err}");
+    out + &err
+}
+
 fn collect(pipe: Option<impl Read + Send + 'static>, said: &Arc<Mutex<Vec<u8>>>) {
     let (mut pipe, said) = (pipe.expect("it is piped"), Arc::clone(said));
     std::thread::spawn(move || {
