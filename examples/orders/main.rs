@@ -67,8 +67,8 @@ async fn with_services() -> Result<(), Error> {
     }
 }
 
-/// A broker that remembers the ids of messages for the shortest time a server allows: what goes out twice stands in the
-/// stream twice, and nothing but the inboxes is left to absorb it. A service leaves the window as it is.
+/// A broker that remembers the ids of messages for the shortest time a server allows, to show that nothing leans on it. A
+/// service leaves the window as it is.
 fn jetstream(url: String) -> JetStream {
     JetStream::url(url).duplicate_window(Duration::from_millis(100))
 }

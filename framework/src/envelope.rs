@@ -55,6 +55,9 @@ pub struct Envelope {
     pub recorded_at: Option<DateTime<Utc>>,
     /// The data, byte for byte.
     pub data: Bytes,
+    /// It stands for a version that was discarded or cancelled, so that ordered consumers can go on. Its type is
+    /// [`TOMBSTONE`], and there is no data in it.
+    pub tombstone: bool,
 }
 
 /// Why a message is not an event that can be told apart from others.
@@ -113,6 +116,7 @@ impl Envelope {
             ("ce-causationid", self.causation_id.clone()),
             ("ce-time", self.occurred_at.map(rfc3339)),
             ("ce-recordedtime", self.recorded_at.map(rfc3339)),
+            ("ce-tombstone", self.tombstone.then(|| "true".to_owned())),
         ];
         for (name, value) in optional {
             if let Some(value) = value {
@@ -140,10 +144,16 @@ impl Envelope {
     pub fn read(headers: &[(String, String)], data: Bytes) -> Result<Envelope, Malformed> {
         let lower: BTreeMap<String, &str> =
             headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.as_str())).collect();
+        let tombstone = lower.get("ce-tombstone").is_some_and(|mark| *mark == "true");
+        // What was discarded because of its name is named by its tombstone all the same; NUL is in no database.
+        let fit: fn(&str) -> bool =
+            if tombstone { |text| !text.contains('\0') } else { |text| !text.chars().any(char::is_control) };
         let attribute = |name: &'static str| -> Result<Option<String>, Malformed> {
             lower
                 .get(&format!("ce-{name}"))
-                .map(|value| decode(value).ok_or(Malformed::Attribute(name, BadAttribute::NotText)))
+                .map(|value| {
+                    decode(value).filter(|text| fit(text)).ok_or(Malformed::Attribute(name, BadAttribute::NotText))
+                })
                 .transpose()
         };
         let required = |name: &'static str| attribute(name)?.ok_or(Malformed::Missing(name));
@@ -151,7 +161,8 @@ impl Envelope {
             return Err(Malformed::SpecVersion);
         }
         let name = |attribute: &'static str, value: String| {
-            token::check_name(&value).map_err(|unfit| Malformed::Attribute(attribute, unfit.into()))?;
+            let checked = if tombstone { check_storable(&value) } else { token::check_name(&value) };
+            checked.map_err(|unfit| Malformed::Attribute(attribute, unfit.into()))?;
             Ok::<_, Malformed>(value)
         };
         let number = |attribute_name: &'static str| -> Result<Option<i64>, Malformed> {
@@ -206,11 +217,33 @@ impl Envelope {
             recorded_at: time("recordedtime")?,
             headers: own_headers(&lower),
             data,
+            tombstone,
         })
+    }
+
+    /// What stands in the place of a discarded or cancelled version: the same id, version and version before, and nothing of
+    /// what the producer said. Whatever was wrong with the event, this can be published.
+    pub(crate) fn into_tombstone(self) -> Envelope {
+        Envelope {
+            r#type: TOMBSTONE.into(),
+            schema_version: 1,
+            content_type: None,
+            headers: BTreeMap::new(),
+            correlation_id: None,
+            causation_id: None,
+            traceparent: None,
+            tracestate: None,
+            data: Bytes::new(),
+            tombstone: true,
+            ..self
+        }
     }
 
     /// Whether it can be published at all; SQL producers append without the checks of [`NewEvent`](crate::NewEvent).
     pub(crate) fn refusal(&self) -> Option<Refusal> {
+        if self.tombstone {
+            return None;
+        }
         let tokens = [Some(&self.r#type), self.recipient.as_ref(), self.aggregate.as_ref().map(|a| &a.r#type)];
         let names = [Some(&self.id), self.aggregate.as_ref().map(|a| &a.id)];
         let fit = tokens.into_iter().flatten().all(|token| token::check_token(token).is_ok())
@@ -222,9 +255,11 @@ impl Envelope {
         (!headers).then_some(Refusal::Header)
     }
 
-    /// `source#id`: the identity that the broker's window for duplicates compares.
+    /// `source#id`: the identity that the broker's window for duplicates compares. A tombstone has one of its own, or the
+    /// broker would take it for a repeat of the event; a `%` with no number behind it stands in no event's.
     pub fn message_id(&self) -> String {
-        encode(&format!("{}#{}", self.source, self.id))
+        let id = encode(&format!("{}#{}", self.source, self.id));
+        if self.tombstone { format!("{id}%tombstone") } else { id }
     }
 }
 
@@ -238,6 +273,7 @@ impl std::fmt::Debug for Envelope {
             .field("schema_version", &self.schema_version)
             .field("aggregate", &self.aggregate)
             .field("version", &self.version)
+            .field("tombstone", &self.tombstone)
             .field("data_bytes", &self.data.len())
             .finish_non_exhaustive()
     }
@@ -276,10 +312,22 @@ fn encode(value: &str) -> String {
     utf8_percent_encode(value, ENCODED).to_string()
 }
 
-fn decode(value: &str) -> Option<String> {
-    let text = percent_decode_str(value).decode_utf8().ok()?;
-    (!text.chars().any(char::is_control)).then(|| text.into_owned())
+/// Not empty, and not longer than the tables carry.
+fn check_storable(name: &str) -> Result<(), Unfit> {
+    match name.len() {
+        0 => Err(Unfit::Empty),
+        1..=token::MAX_NAME_BYTES => Ok(()),
+        _ => Err(Unfit::NameTooLong),
+    }
 }
+
+fn decode(value: &str) -> Option<String> {
+    percent_decode_str(value).decode_utf8().ok().map(|text| text.into_owned())
+}
+
+/// The CloudEvents `type` of a tombstone, and the token in the place of the event type in its subject: no event type is
+/// escaped into one that begins with `_`.
+pub const TOMBSTONE: &str = "_tombstone";
 
 /// CloudEvents HTTP binding 1.0.2, section 3.1.3.2: space, double quote, percent, and all outside printable ASCII.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
@@ -309,6 +357,7 @@ mod tests {
             occurred_at: DateTime::from_timestamp(1_700_000_000, 123_456_000),
             recorded_at: DateTime::from_timestamp(1_700_000_001, 0),
             data: data.into(),
+            tombstone: false,
         }
     }
 
@@ -319,6 +368,30 @@ mod tests {
             let headers = sent.to_headers();
             prop_assert!(headers.iter().all(|(n, v)| n.is_ascii() && !v.contains(['\r', '\n'])));
             prop_assert_eq!(Envelope::read(&headers, sent.data.clone()), Ok(sent));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_tombstone_is_read_back_whatever_was_wrong_with_the_event(id in "[^\0]{1,40}", aggregate in "[^\0]{1,40}") {
+            let event = envelope(&id, &aggregate, b"secret".to_vec());
+            let event_id = event.message_id();
+            let sent = Envelope { traceparent: Some("a\nb".into()), content_type: Some("a\r\nb".into()), ..event }.into_tombstone();
+            prop_assert_eq!(sent.refusal(), None);
+            prop_assert_ne!(sent.message_id(), event_id);
+            let headers = sent.to_headers();
+            prop_assert!(headers.iter().all(|(n, v)| n.starts_with("ce-") && !v.contains(['\r', '\n'])));
+            prop_assert!(headers.contains(&("ce-tombstone".into(), "true".into())));
+            prop_assert_eq!(Envelope::read(&headers, sent.data.clone()), Ok(sent));
+        }
+
+        /// Not even one that tries.
+        #[test]
+        fn no_event_has_the_message_id_of_a_tombstone(id in "[^\\pC]{1,40}", other in "[^\\pC]{0,20}(%tombstone)?") {
+            let tombstone = envelope(&id, "a", vec![]).into_tombstone();
+            for event in [envelope(&other, "a", vec![]), envelope(&format!("{id}%tombstone"), "a", vec![])] {
+                prop_assert_ne!(event.message_id(), tombstone.message_id());
+            }
         }
     }
 

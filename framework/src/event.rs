@@ -146,6 +146,7 @@ pub struct NewEvent {
     pub(crate) traceparent: Option<String>,
     pub(crate) tracestate: Option<String>,
     pub(crate) occurred_at: Option<DateTime<Utc>>,
+    pub(crate) not_before: Option<DateTime<Utc>>,
 }
 
 impl NewEvent {
@@ -189,6 +190,7 @@ impl NewEvent {
             traceparent: None,
             tracestate: None,
             occurred_at: None,
+            not_before: None,
         }
     }
 
@@ -258,6 +260,16 @@ impl NewEvent {
     /// When it happened. Default: the database's time of the append.
     pub fn occurred_at(mut self, at: DateTime<Utc>) -> Self {
         self.occurred_at = Some(at);
+        self
+    }
+
+    /// Not to be published before this time of the database's clock, and to be taken back until then with
+    /// [`Tx::cancel`](crate::Tx::cancel). A time that has passed is no delay.
+    ///
+    /// An event of an aggregate holds its lane meanwhile: those appended after it wait behind it, since order comes first.
+    /// Give it no aggregate where that is not what you want.
+    pub fn not_before(mut self, time: DateTime<Utc>) -> Self {
+        self.not_before = Some(time);
         self
     }
 

@@ -20,6 +20,7 @@ pub mod broker;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod consumer;
+pub mod dead;
 pub mod envelope;
 pub mod event;
 mod failpoint;
@@ -42,6 +43,7 @@ pub use envelope::{Envelope, Received};
 pub use event::{Aggregate, Command, Event, Kind, NewEvent, Version};
 pub use host::{Relay, Running, Tidings};
 pub use outbox::append::{self, Appended};
+pub use outbox::cancel::{self, Cancelled};
 pub use outbox::wake::all as wake;
 pub use postgres::{Database, migrate};
 pub use tidings_macros::{Command, Consumer, Event};

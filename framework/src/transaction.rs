@@ -8,6 +8,7 @@ use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, Trans
 
 use crate::event::{IntoNewEvent, Limits, NewEvent};
 use crate::outbox::append::{AppendBatch, AppendOne, Appended, Cause, Error, prepare};
+use crate::outbox::cancel::{self, Cancel, Cancelled};
 use crate::outbox::wake;
 use crate::postgres::statement;
 
@@ -198,6 +199,33 @@ impl<'c> Tx<'c> {
             RunQueryDsl::load(AppendBatch::of(events)?, self.conn.0).await?;
         self.appended = true;
         Ok(rows.into_iter().map(Appended::from).collect())
+    }
+
+    /// Takes back an event that waits for its time ([`NewEvent::not_before`]); it is as if it had never been, once this
+    /// transaction commits. In an aggregate a tombstone stands for its version.
+    ///
+    /// # Errors
+    /// [`cancel::Error::TooLate`] if its time has come, [`cancel::Error::Unknown`] if there is no such event; nothing was
+    /// changed then, and the transaction is still good.
+    ///
+    /// ```no_run
+    /// # async fn example(conn: &mut diesel_async::AsyncPgConnection) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// use tidings::cancel;
+    ///
+    /// tidings::transaction(conn, async |tx| match tx.cancel("reminder-42").await {
+    ///     Ok(_) => Ok(()),
+    ///     Err(cancel::Error::TooLate { state, .. }) => Err(format!("it is {state} already").into()),
+    ///     Err(error) => Err(error.into()),
+    /// })
+    /// .await
+    /// # }
+    /// ```
+    pub async fn cancel(&mut self, event_id: &str) -> Result<Cancelled, cancel::Error> {
+        let answer: Option<String> = RunQueryDsl::get_result(Cancel::of(event_id), self.conn.0).await?;
+        let cancelled = cancel::told(event_id, answer)?;
+        // There may be a tombstone to publish.
+        self.appended = true;
+        Ok(cancelled)
     }
 
     pub(crate) fn has_appended(&self) -> bool {

@@ -94,7 +94,7 @@ fn explain(error: postgres::Error, url: &str) -> Box<dyn Error> {
 }
 
 /// Which database is meant, without the password.
-fn place(url: &str) -> String {
+pub(super) fn place(url: &str) -> String {
     use tokio_postgres::config::Host;
 
     let Ok(config) = url.parse::<tokio_postgres::Config>() else { return "in the database of --database-url".into() };

@@ -1,5 +1,6 @@
 //! The `tidings` program.
 
+mod dead;
 mod migrate;
 mod services;
 
@@ -19,7 +20,8 @@ struct Program {
 // Each subcommand is a file of its own beside this one, with an `Arguments` and a `run`.
 #[derive(Debug, Subcommand)]
 enum Command {
-    // Its help is that of its arguments, which a comment here would replace.
+    // The help of each is that of its arguments, which a comment here would replace.
+    Dead(dead::Arguments),
     Migrate(migrate::Arguments),
     Services(services::Arguments),
 }
@@ -44,6 +46,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     log_to_stderr();
     let result = match program.command {
+        Command::Dead(arguments) => dead::run(arguments),
         Command::Migrate(arguments) => migrate::run(arguments),
         Command::Services(arguments) => services::run(arguments),
     };

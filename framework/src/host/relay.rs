@@ -1,5 +1,7 @@
 //! The settings of a relay.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Error;
@@ -22,6 +24,7 @@ pub struct Relay {
     in_flight: usize,
     backoff: Backoff,
     sync_horizon: Duration,
+    skip: BTreeSet<String>,
     pub(super) connections: usize,
     pub(super) name: String,
 }
@@ -35,6 +38,7 @@ impl Default for Relay {
             in_flight: 1_024,
             backoff: Backoff { min: Duration::from_millis(200), max: Duration::from_secs(60) },
             sync_horizon: Duration::from_secs(600),
+            skip: BTreeSet::new(),
             connections: 4,
             name: format!("process {}", std::process::id()),
         }
@@ -80,6 +84,15 @@ impl Relay {
         self
     }
 
+    /// Discards events of this aggregate type that can never be published, instead of holding the aggregate until somebody
+    /// does: a tombstone stands in the place of the event, and those behind it go on. It is recorded in
+    /// `tidings.dead_letter` and `tidings.discarded`. Say it once for each type. Default none: a dead event holds its
+    /// aggregate until it is redriven or discarded, see [`dead`](crate::dead).
+    pub fn skip_dead(mut self, aggregate_type: impl Into<String>) -> Self {
+        self.skip.insert(aggregate_type.into());
+        self
+    }
+
     /// PostgreSQL connections for claiming and confirming, shared by the partitions of the process; one is enough, and a
     /// further one is for leases. Default 4.
     pub fn connections(mut self, connections: usize) -> Self {
@@ -100,6 +113,7 @@ impl Relay {
             in_flight: self.in_flight,
             backoff: self.backoff,
             sync_horizon: self.sync_horizon,
+            skip: Arc::new(self.skip.clone()),
         }
     }
 

@@ -126,10 +126,11 @@ statement! {
         traceparent: Nullable<Text> = Option<String>,
         tracestate: Nullable<Text> = Option<String>,
         occurred_at: Nullable<Timestamptz> = Option<chrono::DateTime<chrono::Utc>>,
+        not_before: Nullable<Timestamptz> = Option<chrono::DateTime<chrono::Utc>>,
     } -> Row;
     "SELECT seq, version, previous, outcome FROM tidings.append({r#type}, {data}, {id}, {aggregate_type}, {aggregate_id},
             {version}, {schema_version}, {recipient}, {content_type}, {headers}, {correlation_id}, {causation_id},
-            {traceparent}, {tracestate}, {occurred_at})"
+            {traceparent}, {tracestate}, {occurred_at}, {not_before})"
 }
 
 impl From<NewEvent> for AppendOne {
@@ -151,6 +152,7 @@ impl From<NewEvent> for AppendOne {
             traceparent: event.traceparent,
             tracestate: event.tracestate,
             occurred_at: event.occurred_at,
+            not_before: event.not_before,
         }
     }
 }
@@ -174,10 +176,11 @@ statement! {
         traceparents: Array<Nullable<Text>> = Vec<Option<String>>,
         tracestates: Array<Nullable<Text>> = Vec<Option<String>>,
         occurred_ats: Array<Nullable<Timestamptz>> = Vec<Option<chrono::DateTime<chrono::Utc>>>,
+        not_befores: Array<Nullable<Timestamptz>> = Vec<Option<chrono::DateTime<chrono::Utc>>>,
     } -> Row;
     "SELECT seq, version, previous, outcome FROM tidings.append_batch({ids}, {types}, {datas}, {aggregate_types},
             {aggregate_ids}, {versions}, {schema_versions}, {recipients}, {content_types}, {headers}, {correlation_ids},
-            {causation_ids}, {traceparents}, {tracestates}, {occurred_ats})"
+            {causation_ids}, {traceparents}, {tracestates}, {occurred_ats}, {not_befores})"
 }
 
 impl AppendBatch {
@@ -205,6 +208,7 @@ impl AppendBatch {
             batch.traceparents.push(one.traceparent);
             batch.tracestates.push(one.tracestate);
             batch.occurred_ats.push(one.occurred_at);
+            batch.not_befores.push(one.not_before);
         }
         Ok(batch)
     }

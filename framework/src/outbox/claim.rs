@@ -176,7 +176,9 @@ fn claimed(source: &str, row: Raw) -> Claimed {
         occurred_at,
         recorded_at: Some(created_at),
         data: Bytes::from(data),
+        tombstone: false,
     };
+    let envelope = if tombstone { envelope.into_tombstone() } else { envelope };
     let row = Row { seq, lane, version, previous, blocked: blocked(waits), next_in_lane };
     Claimed { row, id_hash, attempts, bytes, envelope, unreadable }
 }

@@ -1,15 +1,19 @@
 //! The outbox: from the append in a business transaction to the confirmation by the broker. One verb a file.
 
 pub mod append;
+pub mod cancel;
 mod claim;
 mod confirm;
 mod dead;
+pub(crate) mod discard;
 pub(crate) mod lease;
+pub(crate) mod letters;
 mod link;
 pub(crate) mod look;
 pub(crate) mod publish;
 mod read;
 mod reconcile;
+pub(crate) mod redrive;
 mod release;
 mod task;
 pub(crate) mod wake;

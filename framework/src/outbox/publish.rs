@@ -2,6 +2,7 @@
 //! batches, all at the same time; nothing is held over the broker's answers, and anything unclear ends the connection and is
 //! decided by reading the stream.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub(crate) struct Limits {
     pub(crate) in_flight: usize,
     pub(crate) backoff: Backoff,
     pub(crate) sync_horizon: Duration,
+    /// Aggregate types in which a dead event is discarded automatically.
+    pub(crate) skip: Arc<BTreeSet<String>>,
 }
 
 /// What a tenure works with.

@@ -136,7 +136,7 @@ impl Reader {
             Answer::Due(rows) => {
                 self.due_at = now + DUE_EVERY;
                 for (seq, lane) in rows {
-                    lanes.release(lane);
+                    lanes.release(lane, now);
                     if lanes.is_missed(lane, seq, now) {
                         self.lanes.insert(lane);
                     }

@@ -9,6 +9,7 @@ use diesel_async::RunQueryDsl;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::confirm::{Evidence, confirm};
+use super::dead::stored_after_all;
 use super::lease::Tenancy;
 use crate::broker::{Error as BrokerError, Message, Position, Publisher};
 use crate::envelope::Envelope;
@@ -138,6 +139,7 @@ async fn confirm_chunk(
     let rows = matching.await?;
     let rows: HashMap<&str, &Known> = rows.iter().map(|row| (row.0.as_str(), row)).collect();
     let mut evidence = Vec::with_capacity(envelopes.len());
+    let mut themselves = Vec::new();
     for (stream_seq, envelope, is_tombstone) in &envelopes {
         let (_, seq, id_hash, version, data) =
             rows.get(envelope.id.as_str()).ok_or_else(|| foreign(*stream_seq, "its id is unknown"))?;
@@ -149,6 +151,9 @@ async fn confirm_chunk(
         }
         let stream_seq = i64::try_from(*stream_seq).unwrap_or(i64::MAX);
         evidence.push(Evidence { seq: *seq, id_hash: *id_hash, stream_seq });
+        if !is_tombstone {
+            themselves.push(*seq);
+        }
     }
     let tenancy = *tenancy;
     let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
@@ -156,6 +161,7 @@ async fn confirm_chunk(
     if !done.ours {
         return Err(Stopped::LeaseLost);
     }
+    pool.run(async |connection| stored_after_all(connection, themselves).await).await?;
     Ok(u64::try_from(done.ended).unwrap_or(0))
 }
 
@@ -292,7 +298,7 @@ statement! {
 }
 
 statement! {
-    /// Evidence that has turned out wrong goes; the duty it had ended is there again.
+    /// Evidence that has turned out wrong goes; the duty it had ended is there again, a tombstone as a tombstone.
     struct OpenAgain {
         partition: Integer = i32,
         node: Uuid = uuid::Uuid,
@@ -314,8 +320,9 @@ statement! {
      ), gone AS (
         DELETE FROM tidings.confirmation c USING lost WHERE c.ctid = lost.ctid RETURNING c.seq
      ), opened AS (
-        INSERT INTO tidings.pending (partition, seq, lane, id_hash)
-        SELECT e.partition, e.seq, tidings.lane(e.aggregate_type, e.aggregate_id, e.id), hashtextextended(e.id, 0)
+        INSERT INTO tidings.pending (partition, seq, lane, id_hash, state)
+        SELECT e.partition, e.seq, tidings.lane(e.aggregate_type, e.aggregate_id, e.id), hashtextextended(e.id, 0),
+               CASE WHEN EXISTS (SELECT FROM tidings.discarded d WHERE d.seq = e.seq) THEN 'tombstone' ELSE 'ready' END::tidings.pending_state
           FROM tidings.event e WHERE e.seq IN (SELECT seq FROM gone) AND e.partition = {partition}
         ON CONFLICT (partition, seq) DO NOTHING
         RETURNING 1

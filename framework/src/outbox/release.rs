@@ -59,7 +59,8 @@ async fn release(
 }
 
 statement! {
-    /// The partition's row is held meanwhile, so that no new owner takes over between the check and the change.
+    /// The partition's row is held meanwhile, so that no new owner takes over between the check and the change. A tombstone
+    /// stays one: what it stands for was discarded.
     struct Release {
         partition: Integer = i32,
         node: Uuid = uuid::Uuid,
@@ -75,7 +76,7 @@ statement! {
          WHERE p.id = {partition} AND p.owner = {node} AND p.epoch = {epoch} FOR SHARE
      ), released AS (
         UPDATE tidings.pending q
-           SET state = 'retrying', attempts = least(q.attempts, 2147483646) + {counted}, last_error = {error},
+           SET state = CASE q.state WHEN 'tombstone' THEN q.state ELSE 'retrying' END, attempts = least(q.attempts, 2147483646) + {counted}, last_error = {error},
                next_attempt_at = now() + {delay_ms} * interval '1 millisecond'
           FROM ours WHERE q.partition = ours.id AND q.seq = {seq} AND q.id_hash = {id_hash}
      )

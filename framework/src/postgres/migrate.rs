@@ -51,6 +51,13 @@ const MIGRATIONS: &[Migration] = &[
         up: include_str!("../../migrations/0002_relay/up.sql"),
         down: include_str!("../../migrations/0002_relay/down.sql"),
     },
+    Migration {
+        version: 3,
+        name: "dead",
+        serves_from: 1,
+        up: include_str!("../../migrations/0003_dead/up.sql"),
+        down: include_str!("../../migrations/0003_dead/down.sql"),
+    },
 ];
 
 /// The version of the schema this program knows.

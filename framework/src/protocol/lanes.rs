@@ -195,32 +195,42 @@ impl Lanes {
     fn insert(&mut self, lane: i64, hold: Hold) {
         self.holds.insert(lane, hold);
         if self.holds.len() > MAX_HELD
-            && let Some(soonest) = self.holds.iter().min_by_key(|(_, hold)| hold.until).map(|(lane, _)| *lane)
+            && let free = self.holds.iter().filter(|(lane, _)| !self.is_in_hand(**lane))
+            && let Some(soonest) = free.min_by_key(|(_, hold)| hold.until).map(|(lane, _)| *lane)
         {
             self.holds.remove(&soonest);
         }
     }
 
-    /// Somebody changed something in this lane, or its time has come: it is asked for.
-    pub fn release(&mut self, lane: i64) {
-        if let Some(hold) = self.holds.get_mut(&lane) {
-            hold.until = None;
+    /// Somebody changed something in this lane, or its time has come: it is asked for, as soon as nothing of it is in hand.
+    pub fn release(&mut self, lane: i64, now: Instant) {
+        if let Some(hold) = self.holds.get_mut(&lane)
+            && hold.until.is_some()
+        {
+            hold.until = Some(now);
         }
     }
 
-    /// Whether a lane waits now.
+    /// Whether a lane waits now. What was claimed behind the row that holds it would overtake that row: until all of it was
+    /// given back or is confirmed, the lane waits on, also when its time is over.
     pub fn is_held(&self, lane: i64, now: Instant) -> bool {
-        self.holds.get(&lane).is_some_and(|hold| hold.lasts(now))
+        self.holds.get(&lane).is_some_and(|hold| hold.lasts(now) || (hold.until.is_some() && self.is_in_hand(lane)))
+    }
+
+    fn is_in_hand(&self, lane: i64) -> bool {
+        self.lanes.get(&lane).is_some_and(|lane| lane.in_hand > 0)
     }
 
     /// The lanes that wait now.
     pub fn held(&self, now: Instant) -> Vec<i64> {
-        self.holds.iter().filter(|(_, hold)| hold.lasts(now)).map(|(lane, _)| *lane).collect()
+        self.holds.keys().filter(|lane| self.is_held(**lane, now)).copied().collect()
     }
 
     /// The lanes whose wait is over: each is to be asked for once. Their failures are remembered until something goes.
     pub fn over(&mut self, now: Instant) -> Vec<i64> {
+        let in_hand = |lane: &i64| self.lanes.get(lane).is_some_and(|lane| lane.in_hand > 0);
         let over = self.holds.iter_mut().filter(|(_, hold)| hold.until.is_some_and(|until| until <= now));
+        let over = over.filter(|(lane, _)| !in_hand(lane));
         over.map(|(lane, hold)| {
             hold.until = None;
             *lane
@@ -230,7 +240,8 @@ impl Lanes {
 
     /// When the next lane is to be asked for.
     pub fn next_over(&self) -> Option<Instant> {
-        self.holds.values().filter_map(|hold| hold.until).min()
+        let free = self.holds.iter().filter(|(lane, _)| !self.is_in_hand(**lane));
+        free.filter_map(|(_, hold)| hold.until).min()
     }
 }
 
@@ -281,7 +292,7 @@ mod tests {
         assert_eq!(lanes.judge(&dead, now), Verdict::Held);
         assert_eq!(lanes.judge(&row(2, 7, 2), now), Verdict::Held);
         assert_eq!(lanes.held(now), [7]);
-        lanes.release(7);
+        lanes.release(7, now);
         assert_eq!(lanes.judge(&row(2, 7, 2), now), Verdict::Ask);
     }
 
@@ -299,6 +310,23 @@ mod tests {
             assert_eq!(lanes.judge(&Row { next_in_lane: true, ..row(1, 7, 1) }, now), Verdict::Take);
             (2..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
         }
+    }
+
+    #[test]
+    fn a_lane_whose_head_was_given_back_waits_until_nothing_behind_it_is_in_hand() {
+        let (mut lanes, now) = (Lanes::new(10), Instant::now());
+        (1..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
+        lanes.hold_until(7, now + Duration::from_secs(60));
+        lanes.give_back_from(7, 1, None);
+        lanes.release(7, now);
+        for (seq, left) in [(2, 2), (3, 1)] {
+            assert!(lanes.is_held(7, now), "{left} of it are in hand");
+            assert!(lanes.over(now).is_empty() && lanes.next_over().is_none() && !lanes.is_missed(7, 1, now));
+            lanes.give_back_from(7, seq, Some(seq - 1));
+        }
+        assert!(!lanes.is_held(7, now));
+        assert_eq!((lanes.over(now), lanes.above(7)), (vec![7], 0));
+        assert_eq!(lanes.judge(&Row { next_in_lane: true, ..row(1, 7, 1) }, now), Verdict::Take);
     }
 
     #[test]

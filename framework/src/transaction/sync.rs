@@ -8,6 +8,7 @@ use diesel::{Connection, RunQueryDsl};
 use super::StillAlive;
 use crate::event::{IntoNewEvent, Limits, NewEvent};
 use crate::outbox::append::{AppendBatch, AppendOne, Appended, Cause, Error, prepare};
+use crate::outbox::cancel::{self, Cancel, Cancelled};
 use crate::outbox::wake;
 
 /// A synchronous transaction into which events can be appended.
@@ -110,5 +111,15 @@ where
         let rows: Vec<(i64, Option<i64>, Option<i64>, String)> = AppendBatch::of(events)?.load(self.conn)?;
         self.appended = true;
         Ok(rows.into_iter().map(Appended::from).collect())
+    }
+    /// Takes back an event that waits for its time.
+    ///
+    /// # Errors
+    /// As [`tidings::Tx::cancel`](crate::Tx::cancel).
+    pub fn cancel(&mut self, event_id: &str) -> Result<Cancelled, cancel::Error> {
+        let answer: Option<String> = Cancel::of(event_id).get_result(self.conn)?;
+        let cancelled = cancel::told(event_id, answer)?;
+        self.appended = true;
+        Ok(cancelled)
     }
 }

@@ -24,8 +24,9 @@ async fn exports_add_up_though_the_relay_is_killed_twice() {
     assert_eq!(number(&said, "events appended"), 100, "{said}");
     assert_eq!(number(&said, "statistics total"), 50, "{said}");
     assert_eq!(number(&said, "search entries"), 50, "{said}");
-    assert!(number(&said, "publishes") > 100, "{said}");
-    assert!(number(&said, "duplicates absorbed") > 1, "{said}");
+    assert!(number(&said, "publishes") >= 100, "{said}");
+    assert!(number(&said, "found in the streams") > 1, "{said}");
+    assert_eq!(number(&said, "messages in the streams"), 100, "{said}");
     assert_eq!(number(&said, "lost"), 0, "{said}");
 }
 
@@ -37,8 +38,9 @@ async fn orders_add_up_though_the_relay_is_killed() {
     assert_eq!(number(&said, "orders"), 40, "{said}");
     assert_eq!(number(&said, "events appended"), 80, "{said}");
     assert_eq!(number(&said, "notifications"), 40, "{said}");
-    // The window for duplicates is over by then: they are in the streams, and the inboxes absorb them.
-    assert!(number(&said, "messages in the streams") > 80, "{said}");
+    // The broker's window for duplicates is over by then; nothing leans on it.
+    assert!(number(&said, "found in the streams") > 0, "{said}");
+    assert_eq!(number(&said, "messages in the streams"), 80, "{said}");
     assert_eq!(number(&said, "lost"), 0, "{said}");
 }
 

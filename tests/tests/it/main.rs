@@ -1,7 +1,9 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
 mod append;
+mod broker;
 mod consumer;
+mod dead;
 mod examples;
 mod migrate;
 mod relay;

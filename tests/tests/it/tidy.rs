@@ -8,7 +8,7 @@ const FLOORS: &[&[&str]] = &[
     &["protocol", "event", "telemetry", "failpoint"],
     &["envelope"],
     &["postgres", "broker"],
-    &["outbox"],
+    &["outbox", "dead"],
     &["transaction"],
     &["consumer"],
     &["inbox"],

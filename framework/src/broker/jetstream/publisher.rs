@@ -60,6 +60,13 @@ impl Publishing {
     }
 }
 
+/// Nobody is left to hear the answers.
+impl Drop for Publishing {
+    fn drop(&mut self) {
+        self.link.acks.lose();
+    }
+}
+
 impl Publisher for Publishing {
     #[expect(
         clippy::async_yields_async,

@@ -1,6 +1,6 @@
 //! Names of streams, subjects and durables.
 
-use crate::envelope::Envelope;
+use crate::envelope::{Envelope, TOMBSTONE};
 use crate::protocol::token::{NO_AGGREGATE, escape};
 
 /// The stream of a partition. Distinct sources and partitions have distinct names: the last `_` ends the source.
@@ -14,9 +14,11 @@ pub(super) fn subjects_of(source: &str, partition: i32) -> String {
 }
 
 /// Where an event is published: `<source>.<partition>.evt.<aggregate-type>.<type>`, or
-/// `<source>.<partition>.cmd.<consumer>.<type>`.
+/// `<source>.<partition>.cmd.<consumer>.<type>`. A tombstone's type is a token that no event type is escaped into, so that
+/// who listens to event types never hears of it.
 pub(crate) fn subject_of(envelope: &Envelope, partition: i32) -> String {
-    let (source, r#type) = (escape(&envelope.source), escape(&envelope.r#type));
+    let source = escape(&envelope.source);
+    let r#type = if envelope.tombstone { TOMBSTONE.into() } else { escape(&envelope.r#type) };
     match &envelope.recipient {
         Some(recipient) => format!("{source}.{partition}.cmd.{}.{type}", escape(recipient)),
         None => {
@@ -42,4 +44,17 @@ pub(super) fn filters(
 /// The durable of a consumer.
 pub(super) fn durable_name(consumer: &str) -> String {
     escape(consumer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::token::{check_token, unescape};
+
+    #[test]
+    fn no_event_type_listens_to_tombstones() {
+        let name = unescape(TOMBSTONE).expect("the only name that is escaped into it");
+        assert!(check_token(&name).is_err(), "{name:?} is no event type");
+        assert_ne!(escape(TOMBSTONE), TOMBSTONE);
+    }
 }

@@ -44,7 +44,7 @@ async fn catalogue(conn: &mut AsyncPgConnection) -> Vec<String> {
     let query = "
         WITH s AS (SELECT oid FROM pg_namespace WHERE nspname = 'tidings')
         SELECT format('column %s.%s %s %s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), pg_get_expr(d.adbin, d.adrelid)) AS line
-          FROM pg_class c JOIN s ON c.relnamespace = s.oid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+          FROM pg_class c JOIN s ON c.relnamespace = s.oid JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
           LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
         UNION ALL SELECT format('relation %s %s %s', c.relname, c.relkind, c.reloptions) FROM pg_class c JOIN s ON c.relnamespace = s.oid
         UNION ALL SELECT format('constraint %s', pg_get_constraintdef(k.oid)) FROM pg_constraint k JOIN s ON k.connamespace = s.oid
@@ -101,6 +101,27 @@ async fn what_is_reverted_is_gone_and_can_be_made_again() {
     assert_eq!(number(&mut conn, SCHEMAS).await, 0);
     assert_eq!(migrate(&database.database()).await.unwrap().len(), migrations().len());
     assert_eq!(catalogue(&mut conn).await, before);
+    let mut conn = AsyncPgConnection::establish(database.url()).await.unwrap();
+    append_one(&mut conn).await;
+}
+
+/// Each `down.sql` leaves exactly what the steps before it make.
+#[tokio::test]
+async fn each_step_can_be_undone_by_itself() {
+    let (database, mut conn) = empty().await;
+    migrate(&database.database()).await.unwrap();
+    append_one(&mut conn).await;
+    for step in migrations().iter().skip(1).rev() {
+        revert(&database.database(), step.version - 1).await.unwrap();
+        let undone = catalogue(&mut conn).await;
+        let (_other, mut other) = empty().await;
+        let script = script(None).unwrap();
+        let (before, _) = script.split_once(step.up.trim_end()).unwrap();
+        other.batch_execute(&format!("{before}\nCOMMIT;")).await.unwrap();
+        assert_eq!(undone, catalogue(&mut other).await, "after the revert of {}", step.name);
+    }
+    migrate(&database.database()).await.unwrap();
+    // A connection that appended before has the old functions in its plans.
     let mut conn = AsyncPgConnection::establish(database.url()).await.unwrap();
     append_one(&mut conn).await;
 }

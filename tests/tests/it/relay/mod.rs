@@ -1,6 +1,8 @@
 //! The relay as real processes on real servers: killed, frozen, starved, in company, and fed with what it must refuse.
 
 mod content;
+mod dead;
+mod delayed;
 mod drain;
 mod drift;
 mod duplicate;

@@ -25,6 +25,8 @@ pub(super) struct Place {
 pub(super) struct Stored {
     pub(super) partition: i32,
     pub(super) seq: u64,
+    pub(super) subject: String,
+    pub(super) bytes: usize,
     pub(super) headers: HashMap<String, String>,
 }
 
@@ -160,6 +162,8 @@ impl Place {
                 Stored {
                     partition,
                     seq: message.sequence,
+                    subject: message.subject.to_string(),
+                    bytes: message.payload.len(),
                     headers: message
                         .headers
                         .iter()
