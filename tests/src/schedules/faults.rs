@@ -185,9 +185,12 @@ fn set_aside(rows: usize) -> String {
     )
 }
 
-/// The redrive of all of them. The time is the hint by which a relay that holds the lane finds it.
-const RESOLVE: &str =
-    "UPDATE tidings.pending SET state = 'ready', last_error = NULL, next_attempt_at = now() WHERE state = 'dead'";
+/// Redrive of some, discard of the others; what has no version leaves no tombstone. The time is the hint by which a relay that
+/// holds the lane finds it.
+const RESOLVE: &str = "
+    UPDATE tidings.pending p SET last_error = NULL, next_attempt_at = now(),
+           state = CASE WHEN e.version IS NULL OR e.seq % 2 = 0 THEN 'ready'::tidings.pending_state ELSE 'tombstone' END
+      FROM tidings.event e WHERE e.seq = p.seq AND p.state = 'dead'";
 
 async fn cut(relay: &Relay, proxies: &[Proxy], held: Held, time: Duration) {
     let direction = match held {

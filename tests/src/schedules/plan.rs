@@ -274,7 +274,10 @@ impl fmt::Display for Fault {
                 )
             }
             Fault::SetAside { rows, time } => {
-                write!(f, "{rows} pending rows are set aside as dead, and redriven after {time:?}")
+                write!(
+                    f,
+                    "{rows} pending rows are set aside as dead; after {time:?} some go on, the others as tombstones"
+                )
             }
             Fault::CutBroker { relay, held, time } => {
                 write!(f, "relay {relay} and the broker: {held} for {time:?}, then the connections are cut")
