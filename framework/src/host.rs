@@ -11,6 +11,7 @@ use std::time::Duration;
 use actix::Addr;
 use tokio::sync::Semaphore;
 
+use crate::actors::alarm::{Callback, Post, Watchman, tell};
 use crate::actors::consumer::Consumer as ConsumerActor;
 use crate::actors::node::{Membership, Node, Reach, watch_broker};
 use crate::actors::partition::Seed;
@@ -18,11 +19,14 @@ use crate::actors::supervisor::{Fatal, supervise};
 use crate::broker::Broker;
 use crate::consumer::{Consumer, Options};
 use crate::inbox::deliver::{Limits as InboxLimits, Work, Worker};
+use crate::outbox::alarms::{Alarm, Alarms};
+use crate::outbox::board::Board;
 use crate::outbox::look::{Resting, look_for_all};
 use crate::outbox::publish::Ground;
 use crate::postgres::{Database, Engine, Error as DatabaseError, Pool};
 use crate::protocol::lease::Terms;
 use crate::protocol::token::check_token;
+use crate::telemetry;
 use prepare::{Prepared, prepare};
 pub use relay::Relay;
 pub use running::Running;
@@ -56,6 +60,8 @@ pub struct Tidings {
     source: Option<String>,
     relay: Option<Relay>,
     consumers: Vec<Registration>,
+    alarms: Option<Alarms>,
+    on_alarm: Option<Callback>,
     start_timeout: Duration,
     engine_threads: usize,
     handler_threads: usize,
@@ -67,6 +73,7 @@ impl std::fmt::Debug for Tidings {
             .field("database", &self.database)
             .field("source", &self.source)
             .field("relay", &self.relay)
+            .field("alarms", &self.alarms)
             .field("consumers", &self.consumers.iter().map(|c| c.name).collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
@@ -95,6 +102,8 @@ impl Tidings {
             source: None,
             relay: None,
             consumers: Vec::new(),
+            alarms: None,
+            on_alarm: None,
             start_timeout: Duration::from_secs(60),
             engine_threads: 2,
             handler_threads: std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 8)),
@@ -138,6 +147,24 @@ impl Tidings {
             })
         };
         self.consumers.push(Registration { name: C::NAME, options, source: C::SOURCE, make: Box::new(make) });
+        self
+    }
+
+    /// Watches the outbox with limits of your own. A process with a relay watches in any case; one without, which only
+    /// appends or consumes, watches if it is told to, and then says it, too, when no relay runs anywhere.
+    pub fn alarms(mut self, alarms: Alarms) -> Self {
+        self.alarms = Some(alarms);
+        self
+    }
+
+    /// Calls this when an alarm is raised, and when it is over, beside the log and the metrics. It watches as
+    /// [`alarms`](Self::alarms) does.
+    ///
+    /// It runs on a thread for handlers, one alarm after another; one that blocks delays the next alarms, and handlers,
+    /// and nothing else. A panic of it is said in the log.
+    pub fn on_alarm(mut self, callback: impl Fn(&Alarm) + Send + Sync + 'static) -> Self {
+        self.alarms.get_or_insert_default();
+        self.on_alarm = Some(Arc::new(callback));
         self
     }
 
@@ -194,16 +221,37 @@ impl Tidings {
                 return Err(stopping());
             };
             consumers.push(address);
+            telemetry::consumer_begins(registration.name);
             tracing::info!(consumer = registration.name, source = registration.source, "consuming");
+        }
+        let board = Board::default();
+        let alarms = self.alarms.or(self.relay.is_some().then(Alarms::default));
+        let mut watchman = None;
+        if let Some(alarms) = alarms {
+            let post = Post {
+                engine: engine.handle(),
+                pool: relay_pool.clone(),
+                board: board.clone(),
+                source: self.source.clone(),
+                partitions,
+                alarms,
+                tell: self.on_alarm.map(|callback| tell(&handlers.handle(), callback)),
+            };
+            let (what, said) = ("the actor of the alarms".to_owned(), fatal.clone());
+            let work = arbiters.work();
+            let watching = supervise(&work, what, fatal.clone(), move || Watchman::new(post, said));
+            watchman = Some(watching.await.ok_or_else(stopping)?);
         }
         let node = match (self.relay, self.source) {
             (Some(relay), Some(source)) => {
+                telemetry::relay_begins(partitions);
                 let ground = Ground {
                     pool: relay_pool.clone(),
                     broker: Arc::clone(&self.broker),
                     source,
                     partitions,
                     limits: relay.limits(),
+                    board,
                 };
                 let resting = Arc::new(Resting::default());
                 let seed = Seed { engine: engine.handle(), ground, resting, fatal: fatal.clone() };
@@ -219,11 +267,13 @@ impl Tidings {
             arbiters,
             node,
             consumers,
+            watchman,
             failed,
         })
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// What can be said of the settings before anything is tried.
+    pub(crate) fn check(&self) -> Result<(), Error> {
         match (&self.relay, &self.source) {
             (Some(_), None) => {
                 return Err(Error::Config(
@@ -244,9 +294,13 @@ impl Tidings {
         if let Some(relay) = &self.relay {
             relay.check()?;
         }
-        if self.relay.is_none() && self.consumers.is_empty() {
+        if let Some(alarms) = &self.alarms {
+            alarms.check().map_err(|wrong| Error::Config(format!("`Alarms::{wrong}`")))?;
+        }
+        if self.relay.is_none() && self.consumers.is_empty() && self.alarms.is_none() {
             return Err(Error::Config(
-                "nothing to run: add `.relay(Relay::default())`, a `.consumer(…)`, or both".into(),
+                "nothing to run: add `.relay(Relay::default())`, a `.consumer(…)`, or both; or `.alarms(…)`, to watch only"
+                    .into(),
             ));
         }
         for (place, registration) in self.consumers.iter().enumerate() {

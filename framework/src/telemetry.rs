@@ -2,6 +2,7 @@
 
 use metrics::{counter, gauge};
 
+use crate::protocol::alarm::Kind;
 use crate::protocol::lease::Partition;
 
 /// Counter, by `partition`: publishes handed to the broker, repeats included.
@@ -32,6 +33,22 @@ pub const FAILED_ATTEMPTS: &str = "tidings_failed_attempts_total";
 pub const RESTARTS: &str = "tidings_restarts_total";
 /// Counter, by `consumer`: deliveries given back because this release cannot read them yet.
 pub const DEFERRED: &str = "tidings_deferred_total";
+/// Gauge, by `source`, `alarm` and, where there is one for each, `partition`: 1 while the alarm is raised.
+pub const ALARM: &str = "tidings_alarm";
+/// Gauge, by `source` and `partition`: events that wait and are neither dead nor due later; reckoned above some thousands.
+pub const PENDING: &str = "tidings_pending";
+/// Gauge, by `source` and `partition`: the age of the oldest event that could go, in seconds.
+pub const OLDEST_PENDING: &str = "tidings_oldest_pending_seconds";
+/// Gauge, by `source` and `partition`: lanes held behind a dead event, of the oldest 200 dead events.
+pub const HELD_LANES: &str = "tidings_held_lanes";
+/// Gauge, by `source` and `partition`: how long the first of them has been held, in seconds.
+pub const HELD: &str = "tidings_held_seconds";
+/// Gauge, by `source` and `partition`: 1 while a relay owns the partition, this one or another.
+pub const OWNED: &str = "tidings_partition_owned";
+/// Gauge, by `source`: dead letters that nobody has resolved, counted up to 1,000.
+pub const DEAD_LETTERS: &str = "tidings_dead_letters";
+/// Gauge, by `source`: relays that reach the broker.
+pub const ABLE_NODES: &str = "tidings_able_nodes";
 
 pub(crate) fn publishes(partition: Partition, publishes: usize) {
     if publishes > 0 {
@@ -74,3 +91,78 @@ pub(crate) fn owned(partitions: usize) {
 pub(crate) fn consumer(metric: &'static str, consumer: &str) {
     counter!(metric, "consumer" => consumer.to_owned()).increment(1);
 }
+
+/// Makes the counters of a relay exist before anything has happened: a rule on a series that is not there never fires.
+pub(crate) fn relay_begins(partitions: i32) {
+    dead_letters_so_far(RELAY);
+    owned(0);
+    for partition in (0..partitions).map(Partition) {
+        for metric in [PUBLISHES, PUBLISH_DUPLICATES, OPENED_AGAIN, UNROUTABLE, CONFIRMED] {
+            counter!(metric, "partition" => partition.to_string()).increment(0);
+        }
+        stopped(partition, false);
+        breaker(partition, false);
+    }
+}
+
+/// The same for a consumer.
+pub(crate) fn consumer_begins(consumer: &str) {
+    dead_letters_so_far(consumer);
+    for metric in [APPLIED, DUPLICATES, FAILED_ATTEMPTS, RESTARTS, DEFERRED] {
+        counter!(metric, "consumer" => consumer.to_owned()).increment(0);
+    }
+}
+
+fn dead_letters_so_far(side: &str) {
+    counter!(DEAD, "side" => side.to_owned()).increment(0);
+}
+
+pub(crate) fn alarm(source: &str, kind: Kind, partition: Option<i32>, raised: bool) {
+    let raised = if raised { 1.0 } else { 0.0 };
+    match partition {
+        Some(partition) => {
+            gauge!(ALARM, "source" => source.to_owned(), "alarm" => kind.name(), "partition" => partition.to_string())
+                .set(raised);
+        }
+        None => gauge!(ALARM, "source" => source.to_owned(), "alarm" => kind.name()).set(raised),
+    }
+}
+
+/// Makes the gauge of every alarm exist, at 0.
+pub(crate) fn alarms_begin(source: &str, partitions: i32) {
+    for kind in Kind::ALL {
+        if kind.is_per_partition() {
+            (0..partitions).for_each(|partition| alarm(source, kind, Some(partition), false));
+        } else {
+            alarm(source, kind, None, false);
+        }
+    }
+}
+
+/// What one look found in a partition.
+pub(crate) struct Waiting {
+    pub(crate) events: u64,
+    pub(crate) oldest_seconds: f64,
+    pub(crate) held_lanes: u64,
+    pub(crate) held_seconds: f64,
+    pub(crate) owned: bool,
+}
+
+pub(crate) fn waiting(source: &str, partition: i32, waiting: &Waiting) {
+    let set = |metric: &'static str, value: f64| {
+        gauge!(metric, "source" => source.to_owned(), "partition" => partition.to_string()).set(value);
+    };
+    set(PENDING, waiting.events as f64);
+    set(OLDEST_PENDING, waiting.oldest_seconds);
+    set(HELD_LANES, waiting.held_lanes as f64);
+    set(HELD, waiting.held_seconds);
+    set(OWNED, if waiting.owned { 1.0 } else { 0.0 });
+}
+
+pub(crate) fn whole_outbox(source: &str, dead_letters: u64, able_nodes: u64) {
+    gauge!(DEAD_LETTERS, "source" => source.to_owned()).set(dead_letters as f64);
+    gauge!(ABLE_NODES, "source" => source.to_owned()).set(able_nodes as f64);
+}
+
+/// The side of the relay in [`DEAD`].
+pub(crate) const RELAY: &str = "relay";

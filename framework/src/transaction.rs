@@ -3,8 +3,10 @@
 #[cfg(feature = "sync")]
 pub mod sync;
 
+use std::num::NonZeroU32;
+
 use diesel::result::Error as DieselError;
-use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, TransactionManager};
+use diesel_async::{AnsiTransactionManager, AsyncPgConnection, RunQueryDsl, SimpleAsyncConnection, TransactionManager};
 
 use crate::event::{IntoNewEvent, Limits, NewEvent};
 use crate::outbox::append::{AppendBatch, AppendOne, Appended, Cause, Error, prepare};
@@ -82,10 +84,6 @@ where
             return Err(error);
         }
     };
-    if let Err(aborted) = RunQueryDsl::execute(StillAlive {}, lent.tx.conn()).await {
-        lent.roll_back().await;
-        return Err(aborted.into());
-    }
     lent.commit().await?;
     if lent.tx.appended {
         wake::all();
@@ -106,8 +104,28 @@ impl<'c> Lent<'c> {
         Ok(Lent { tx: Tx::new(conn, Cause::default()), ended: false })
     }
 
+    /// PostgreSQL answers the COMMIT of an aborted transaction with a rollback, and the driver calls that a success. So a
+    /// statement that fails in such a transaction goes before it.
     async fn commit(&mut self) -> Result<(), DieselError> {
-        let committed = AnsiTransactionManager::commit_transaction(self.tx.conn()).await;
+        let conn = self.tx.conn();
+        let depth = AnsiTransactionManager::transaction_manager_status_mut(conn).transaction_depth()?;
+        let outermost = depth.map(NonZeroU32::get) == Some(1);
+        let alive = if outermost {
+            conn.batch_execute(COMMIT_IF_ALIVE).await
+        } else {
+            RunQueryDsl::execute(StillAlive {}, conn).await.map(drop)
+        };
+        if alive.is_err() {
+            // If it was the COMMIT that failed, the transaction has ended, and the rollback only tells Diesel so.
+            self.roll_back().await;
+            return alive;
+        }
+        let committed = if outermost {
+            *AnsiTransactionManager::transaction_manager_status_mut(self.tx.conn()) = Default::default();
+            Ok(())
+        } else {
+            AnsiTransactionManager::commit_transaction(self.tx.conn()).await
+        };
         self.ended = true;
         committed
     }
@@ -238,3 +256,6 @@ statement! {
     pub(crate) struct StillAlive {} -> diesel::sql_types::Integer;
     "SELECT 1"
 }
+
+/// One message, one round trip: the server leaves out what follows a statement that failed.
+const COMMIT_IF_ALIVE: &str = "SELECT 1; COMMIT";

@@ -82,6 +82,7 @@ impl Partition {
                 self.tenure = Some(tenure);
                 self.failures = 0;
                 self.said = None;
+                self.seed.ground.board.goes_on(self.tenancy.partition);
                 if let Some(floor) = rest.floor {
                     let address = context.address();
                     self.seed.resting.rests(self.tenancy.partition, floor, Box::new(move || address.do_send(Wake)));
@@ -92,6 +93,7 @@ impl Partition {
                 self.tenure = Some(tenure);
                 self.failures = self.failures.saturating_add(1);
                 let wait = FAILED.delay(self.failures, rand::random());
+                self.note(&interrupted);
                 self.say(interrupted.to_string(), interrupted.is_alarming());
                 wait
             }
@@ -127,6 +129,16 @@ impl Partition {
         self.failures == 0 && !self.tenure.as_ref().is_some_and(|tenure| tenure.is_barren())
     }
 
+    /// For the alarms, which ask whether it lasts.
+    fn note(&self, interrupted: &Interrupted) {
+        let (board, partition) = (&self.seed.ground.board, self.tenancy.partition);
+        match interrupted {
+            Interrupted::Unclear(what) => board.unconfirmed(partition, what),
+            stopped if stopped.is_alarming() => board.stopped(partition, &stopped.to_string()),
+            Interrupted::Stopped(_) | Interrupted::Database(_) | Interrupted::LeaseLost(_) => {}
+        }
+    }
+
     /// A trouble that lasts is said now and then, not at every try.
     fn say(&mut self, what: String, alarming: bool) {
         let now = Instant::now();
@@ -147,6 +159,7 @@ impl Partition {
         self.over = true;
         self.trust.revoke();
         self.tenure = None;
+        self.seed.ground.board.clear(self.tenancy.partition);
         for drained in self.drained.drain(..) {
             let _ = drained.send(());
         }

@@ -1,13 +1,17 @@
 //! The `tidings` program.
 
+mod config;
 mod dead;
 mod migrate;
+mod relay;
 mod services;
 
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 /// The transactional outbox and the idempotent inbox on PostgreSQL and NATS JetStream.
 #[derive(Debug, Parser)]
@@ -23,6 +27,7 @@ enum Command {
     // The help of each is that of its arguments, which a comment here would replace.
     Dead(dead::Arguments),
     Migrate(migrate::Arguments),
+    Relay(relay::Arguments),
     Services(services::Arguments),
 }
 
@@ -44,10 +49,14 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
     };
-    log_to_stderr();
+    log_to_stderr(match &program.command {
+        Command::Relay(_) => "warn,tidings=info",
+        Command::Dead(_) | Command::Migrate(_) | Command::Services(_) => "warn",
+    });
     let result = match program.command {
         Command::Dead(arguments) => dead::run(arguments),
         Command::Migrate(arguments) => migrate::run(arguments),
+        Command::Relay(arguments) => relay::run(arguments),
         Command::Services(arguments) => services::run(arguments),
     };
     match result {
@@ -59,10 +68,13 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Warnings and errors, or what `RUST_LOG` says. A subscriber that is there already stays.
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
-        .from_env_lossy();
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+/// What `RUST_LOG` says, else this. A subscriber that is there already stays.
+fn log_to_stderr(otherwise: &str) {
+    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(said) if !said.is_empty() => EnvFilter::new(said),
+        Ok(_) | Err(_) => EnvFilter::new(otherwise),
+    };
+    let colours = std::io::stderr().is_terminal();
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).try_init();
 }

@@ -117,7 +117,7 @@ impl Relay {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let wrong = |what: &str| Err(Error::Config(format!("`Relay::{what}`")));
         match self {
             _ if self.lease < Duration::from_millis(500) => {

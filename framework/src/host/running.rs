@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::Error;
 use super::system::Arbiters;
 use crate::actors::Drain;
+use crate::actors::alarm::Watchman;
 use crate::actors::consumer::Consumer as ConsumerActor;
 use crate::actors::node::Node;
 use crate::broker::Broker;
@@ -30,6 +31,8 @@ pub struct Running {
     pub(super) arbiters: Arbiters,
     pub(super) node: Option<Addr<Node>>,
     pub(super) consumers: Vec<Addr<ConsumerActor>>,
+    #[expect(dead_code, reason = "an actor that nobody can reach ends")]
+    pub(super) watchman: Option<Addr<Watchman>>,
     pub(super) failed: watch::Receiver<Option<String>>,
 }
 

@@ -1,6 +1,9 @@
 //! The outbox: from the append in a business transaction to the confirmation by the broker. One verb a file.
 
+pub mod alarms;
 pub mod append;
+pub(crate) mod backlog;
+pub(crate) mod board;
 pub mod cancel;
 mod claim;
 mod confirm;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 
+use super::board::Board;
 use super::claim::Claimed;
 use super::confirm::{Confirming, Evidence, LINGER};
 use super::lease::{Tenancy, Trust};
@@ -47,6 +48,7 @@ pub(crate) struct Ground {
     pub(crate) source: String,
     pub(crate) partitions: i32,
     pub(crate) limits: Limits,
+    pub(crate) board: Board,
 }
 
 /// One owner's time with one partition, over one connection after another.
@@ -435,6 +437,7 @@ impl Tenure {
                     self.withdraw(link, &claimed);
                     self.retry(&claimed, UNROUTABLE, 0).await?;
                     telemetry::unroutable(self.tenancy.partition);
+                    self.ground.board.unroutable(self.tenancy.partition, self.ground.limits.backoff.max);
                 }
                 Ok(())
             }

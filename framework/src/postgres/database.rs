@@ -138,14 +138,16 @@ impl Database {
     }
 
     /// READ COMMITTED whatever the server's default: the inbox and the claim look for what others committed meanwhile.
-    /// The server checks now and then that we are still there, so that a lost client's locks do not outlive it.
+    /// The server checks now and then that we are still there, so that a lost client's locks do not outlive it. No
+    /// compiling of plans: a table that was never analysed makes a statement of a millisecond look dear, and compiling it
+    /// took five seconds.
     fn session_settings(&self) -> String {
         let (statement, lock) = (self.statement_timeout.as_millis(), self.lock_timeout.as_millis());
         let idle = (self.statement_timeout * 2).as_millis();
         let check = if cfg!(target_os = "linux") { "SET client_connection_check_interval = 5000;" } else { "" };
         format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-             SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
+             SET jit = off; SET statement_timeout = {statement}; SET lock_timeout = {lock}; \
              SET idle_in_transaction_session_timeout = {idle}; {check}"
         )
     }

@@ -1,5 +1,6 @@
 //! Decisions only: values and `now` in, values out. No async, no diesel, no NATS, no actix, no clock, no randomness.
 
+pub mod alarm;
 pub mod anchor;
 pub mod attempt;
 pub mod backoff;

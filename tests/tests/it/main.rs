@@ -1,5 +1,7 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
+mod alarms;
+mod alone;
 mod append;
 mod broker;
 mod consumer;
