@@ -5,6 +5,7 @@
 //! aggregate, the version and the version before, causation and correlation; `traceparent` and `tracestate` are those of
 //! W3C Trace Context. A plain consumer in any language can read it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -96,9 +97,9 @@ pub enum BadAttribute {
 
 impl Envelope {
     /// The headers of the message, in a fixed order.
-    pub fn to_headers(&self) -> Vec<(String, String)> {
+    pub fn to_headers(&self) -> Vec<(Cow<'static, str>, String)> {
         let mut headers = Vec::with_capacity(20);
-        let mut attribute = |name: &str, value: &str| headers.push((name.to_owned(), encode(value)));
+        let mut attribute = |name: &'static str, value: &str| headers.push((Cow::Borrowed(name), encode(value)));
         attribute("ce-specversion", "1.0");
         attribute("ce-id", &self.id);
         attribute("ce-source", &self.source);
@@ -130,10 +131,10 @@ impl Envelope {
         ];
         for (name, value) in plain {
             if let Some(value) = value {
-                headers.push((name.to_owned(), value.clone()));
+                headers.push((Cow::Borrowed(name), value.clone()));
             }
         }
-        headers.extend(self.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        headers.extend(self.headers.iter().map(|(name, value)| (Cow::Owned(name.clone()), value.clone())));
         headers
     }
 
@@ -141,7 +142,7 @@ impl Envelope {
     ///
     /// # Errors
     /// [`Malformed`] names the attribute.
-    pub fn read(headers: &[(String, String)], data: Bytes) -> Result<Envelope, Malformed> {
+    pub fn read(headers: &[(Cow<'static, str>, String)], data: Bytes) -> Result<Envelope, Malformed> {
         let lower: BTreeMap<String, &str> =
             headers.iter().map(|(name, value)| (name.to_ascii_lowercase(), value.as_str())).collect();
         let tombstone = lower.get("ce-tombstone").is_some_and(|mark| *mark == "true");

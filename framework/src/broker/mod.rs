@@ -5,6 +5,7 @@
 
 pub mod jetstream;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub struct Message {
     /// What the broker's window for duplicates compares.
     pub message_id: String,
     /// In order; names may repeat.
-    pub headers: Vec<(String, String)>,
+    pub headers: Vec<(Cow<'static, str>, String)>,
     /// Byte for byte.
     pub payload: Bytes,
 }
@@ -36,7 +37,7 @@ impl Message {
     pub fn new(
         subject: impl Into<String>,
         message_id: impl Into<String>,
-        headers: Vec<(String, String)>,
+        headers: Vec<(Cow<'static, str>, String)>,
         payload: Bytes,
     ) -> Message {
         Message { subject: subject.into(), message_id: message_id.into(), headers, payload }

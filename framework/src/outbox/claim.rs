@@ -52,7 +52,7 @@ pub(super) async fn claim(
     connection: &mut AsyncPgConnection,
     source: &str,
     window: Window,
-) -> diesel::QueryResult<Vec<Claimed>> {
+) -> diesel::QueryResult<Vec<Box<Claimed>>> {
     let (lanes, aboves) = window.lanes.into_iter().unzip();
     let statement = Claim {
         partition: window.partition.0,
@@ -67,7 +67,7 @@ pub(super) async fn claim(
         ceiling_ms: window.ceiling_ms,
     };
     let rows: Vec<Raw> = RunQueryDsl::load(statement, connection).await?;
-    Ok(rows.into_iter().map(|row| claimed(source, row)).collect())
+    Ok(rows.into_iter().map(|row| Box::new(claimed(source, row))).collect())
 }
 
 /// The lowest row of each lane above a `seq`: the narrow row only.

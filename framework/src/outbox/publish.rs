@@ -306,7 +306,7 @@ impl Tenure {
     }
 
     /// Takes rows from the queue that can be sent; what cannot be is set aside here.
-    async fn take(&mut self, link: &mut Link, want: usize) -> Result<(Vec<Claimed>, Vec<Message>), Interrupted> {
+    async fn take(&mut self, link: &mut Link, want: usize) -> Result<(Vec<Box<Claimed>>, Vec<Message>), Interrupted> {
         let (mut rows, mut messages) = (Vec::with_capacity(want), Vec::with_capacity(want));
         let mut bytes = 0;
         let now = Instant::now();

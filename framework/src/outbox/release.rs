@@ -15,8 +15,8 @@ impl Tenure {
     /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
     pub(super) fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
         let (lane, seq) = (claimed.row.lane, claimed.row.seq);
-        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
-        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
+        let is_behind = |queued: &Box<Claimed>| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<Box<Claimed>>, Vec<Box<Claimed>>) =
             std::mem::take(&mut link.queue).into_iter().partition(is_behind);
         link.queue = others.into();
         for claimed in behind {

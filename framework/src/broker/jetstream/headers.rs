@@ -1,19 +1,24 @@
 //! The headers of a message that is published, and of one that is read.
 
+use std::borrow::Cow;
+
 use async_nats::jetstream::message::StreamMessage;
 use async_nats::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::broker::Message;
 
 /// `None` if a name or a value cannot be sent, or would tell the server what to do.
-pub(super) fn header_map(message_id: &str, headers: Vec<(String, String)>) -> Option<HeaderMap> {
+pub(super) fn header_map(message_id: &str, headers: Vec<(Cow<'static, str>, String)>) -> Option<HeaderMap> {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         if name.get(..RESERVED.len()).is_some_and(|start| start.eq_ignore_ascii_case(RESERVED)) {
             return None;
         }
-        let name: HeaderName = name.parse().ok()?;
-        map.append(name, sendable(value)?);
+        match name {
+            // One of ours, each of which stands there once.
+            Cow::Borrowed(name) => map.insert(HeaderName::from_static(name), sendable(value)?),
+            Cow::Owned(name) => map.append(name.parse::<HeaderName>().ok()?, sendable(value)?),
+        }
     }
     map.insert(MESSAGE_ID, sendable(message_id.to_owned())?);
     Some(map)
@@ -55,8 +60,8 @@ impl Identity {
 /// A message as it stands in the stream. The map has no order of its own; it should look the same each time.
 pub(super) fn message_of(there: StreamMessage) -> Message {
     let headers = there.headers.iter();
-    let mut headers: Vec<(String, String)> = headers
-        .flat_map(|(name, values)| values.iter().map(|value| (name.to_string(), value.as_str().to_owned())))
+    let mut headers: Vec<(Cow<'static, str>, String)> = headers
+        .flat_map(|(name, values)| values.iter().map(|value| (Cow::Owned(name.to_string()), value.as_str().to_owned())))
         .collect();
     headers.sort();
     let id = there.headers.get(MESSAGE_ID).map(|id| id.as_str().to_owned());

@@ -257,7 +257,7 @@ fn delivery(message: jetstream::Message) -> Result<Delivery, Error> {
             if name.to_string() == "Nats-Msg-Id" {
                 message_id = value.as_str().to_owned();
             }
-            headers.push((name.to_string(), value.as_str().to_owned()));
+            headers.push((name.to_string().into(), value.as_str().to_owned()));
         }
     }
     // The map has no order of its own; a dead letter should look the same each time.
