@@ -263,6 +263,20 @@ fn a_clock_set_forward_takes_nothing_from_those_that_live() {
     }
 }
 
+/// The others are about to give something up for it, and live.
+#[test]
+fn one_that_waits_for_its_share_takes_no_lease_that_a_jump_of_the_clock_ended() {
+    let mut sim = two_of_four();
+    let mut third = Watch::new(Uuid::from_u128(3), TTL);
+    let look = |sim: &Sim, third: &mut Watch| third.look(&sim.view(), true, &[], sim.start + sim.passed).take;
+    assert_eq!(look(&sim, &mut third), []);
+    for jump in [3_600_000, -7_200_000] {
+        sim.stepped_ms += jump;
+        sim.passed += STEP;
+        assert_eq!(look(&sim, &mut third), [], "after a jump of {jump} ms");
+    }
+}
+
 #[test]
 fn one_that_died_before_the_clock_was_set_back_is_followed_after_its_lease() {
     let mut sim = two_of_four();
