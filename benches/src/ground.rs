@@ -20,6 +20,7 @@ pub(crate) use crate::bare::Error;
 /// The servers of one scenario.
 pub(crate) struct Servers {
     services: Services,
+    kind: Kind,
     pub(crate) processes: Processes,
 }
 
@@ -49,7 +50,7 @@ impl Servers {
         let gone = "the server has ended";
         let processes =
             Processes { postmaster: services.postgres.pid().ok_or(gone)?, nats: services.nats.pid().ok_or(gone)? };
-        Ok(Servers { services, processes })
+        Ok(Servers { services, kind, processes })
     }
 
     /// A new database with the tables of both sides.
@@ -63,6 +64,8 @@ impl Servers {
         admin.batch_execute(bare::TABLE).await?;
         let ground = Ground {
             nats_url: self.services.nats.url(),
+            // A sync for a batch instead of one for each message: what the option is for.
+            atomic_batches: self.kind == Kind::SyncAlways,
             context: self.context().await?,
             processes: self.processes,
             url,
@@ -96,6 +99,7 @@ impl Servers {
 pub(crate) struct Ground {
     pub(crate) url: String,
     pub(crate) nats_url: String,
+    atomic_batches: bool,
     pub(crate) source: String,
     pub(crate) admin: Client,
     pub(crate) context: Context,
@@ -121,7 +125,8 @@ impl Ground {
     }
 
     pub(crate) async fn relay(&self) -> Result<Running, Error> {
-        let tidings = Tidings::new(Database::url(self.url.clone()), JetStream::url(self.nats_url.clone()));
+        let jetstream = JetStream::url(self.nats_url.clone()).atomic_batches(self.atomic_batches);
+        let tidings = Tidings::new(Database::url(self.url.clone()), jetstream);
         Ok(tidings.source(self.source.clone()).relay(Relay::default()).start().await?)
     }
 

@@ -332,19 +332,6 @@ impl Tenure {
         Ok((rows, messages))
     }
 
-    /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
-    fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
-        let (lane, seq) = (claimed.row.lane, claimed.row.seq);
-        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
-        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
-            std::mem::take(&mut link.queue).into_iter().partition(is_behind);
-        link.queue = others.into();
-        for claimed in behind {
-            link.queue_bytes -= claimed.bytes;
-            self.lanes.give_back_from(lane, claimed.row.seq, claimed.row.previous);
-        }
-    }
-
     async fn answered(&mut self, link: &mut Link, ticket: Ticket, outcome: Outcome) -> Result<(), Interrupted> {
         let Some(step) = link.chain.answered(ticket, &outcome) else { return Ok(()) };
         let rows = link.sent.remove(&ticket).unwrap_or_default();

@@ -7,10 +7,24 @@ use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
 use super::claim::Claimed;
 use super::lease::Tenancy;
+use super::link::Link;
 use super::publish::{Interrupted, Tenure};
 use crate::postgres::statement;
 
 impl Tenure {
+    /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
+    pub(super) fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
+        let (lane, seq) = (claimed.row.lane, claimed.row.seq);
+        let is_behind = |queued: &Claimed| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<Claimed>, Vec<Claimed>) =
+            std::mem::take(&mut link.queue).into_iter().partition(is_behind);
+        link.queue = others.into();
+        for claimed in behind {
+            link.queue_bytes -= claimed.bytes;
+            self.lanes.give_back_from(lane, claimed.row.seq, claimed.row.previous);
+        }
+    }
+
     /// The event waits, longer with each failure, and all behind it in its lane; `counted` is 0 where it is not to blame.
     pub(super) async fn retry(&mut self, claimed: &Claimed, error: &str, counted: i32) -> Result<(), Interrupted> {
         let (now, backoff) = (Instant::now(), self.ground.limits.backoff);

@@ -307,7 +307,8 @@ mod tests {
             assert_eq!(lanes.given_back(), 3);
             assert_eq!(lanes.judge(&row(2, 7, 2), now), Verdict::Ask, "version 1 is not in hand: {order:?}");
             assert_eq!(lanes.judge(&row(3, 7, 3), now), Verdict::Ask, "nor is version 2: {order:?}");
-            (1..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
+            assert_eq!(lanes.judge(&Row { next_in_lane: true, ..row(1, 7, 1) }, now), Verdict::Take);
+            (2..=3).for_each(|n| assert_eq!(lanes.judge(&row(n, 7, n), now), Verdict::Take));
         }
     }
 

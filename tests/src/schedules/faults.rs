@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_nats::jetstream::stream::Config;
 use nix::sys::signal::Signal;
 use tidings::services::proxy::{Direction, Proxy};
 
@@ -109,6 +110,11 @@ impl Target {
                 })
                 .await
             }
+            Fault::Full { partition, times } => {
+                let (options, servers) = super::broker(&self.world).await?;
+                let stream = format!("{}_{partition}", self.stream);
+                fill(options, &servers, &stream, times).await
+            }
             Fault::StepDown { partition } => {
                 self.blocking(move |target| {
                     let Broker::Three(cluster) = &*target.world.broker() else { return Ok(()) };
@@ -185,9 +191,12 @@ fn set_aside(rows: usize) -> String {
     )
 }
 
-/// The redrive of all of them. The time is the hint by which a relay that holds the lane finds it.
-const RESOLVE: &str =
-    "UPDATE tidings.pending SET state = 'ready', last_error = NULL, next_attempt_at = now() WHERE state = 'dead'";
+/// Redrive of some, discard of the others; what has no version leaves no tombstone. The time is the hint by which a relay that
+/// holds the lane finds it.
+const RESOLVE: &str = "
+    UPDATE tidings.pending p SET last_error = NULL, next_attempt_at = now(),
+           state = CASE WHEN e.version IS NULL OR e.seq % 2 = 0 THEN 'ready'::tidings.pending_state ELSE 'tombstone' END
+      FROM tidings.event e WHERE e.seq = p.seq AND p.state = 'dead'";
 
 async fn cut(relay: &Relay, proxies: &[Proxy], held: Held, time: Duration) {
     let direction = match held {
@@ -202,4 +211,29 @@ async fn cut(relay: &Relay, proxies: &[Proxy], held: Held, time: Duration) {
     }
     proxies.iter().for_each(Proxy::cut);
     relay.heal();
+}
+
+/// Lets a stream be full for a moment, again and again, so that it refuses a message and takes the next one. One that does not
+/// answer is another fault's doing, but in the end there is room.
+async fn fill(options: async_nats::ConnectOptions, servers: &str, stream: &str, times: usize) -> Result<(), Error> {
+    let servers: Vec<async_nats::ServerAddr> = servers.split(',').map(str::parse).collect::<Result<_, _>>()?;
+    let context = async_nats::jetstream::new(options.retry_on_initial_connect().connect(servers).await?);
+    for _ in 0..times {
+        let Ok(there) = context.get_stream(stream).await else { continue };
+        let info = there.cached_info();
+        let full = i64::try_from(info.state.messages.max(1))?;
+        let _ = context.update_stream(Config { max_messages: full, ..info.config.clone() }).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        let _ = context.update_stream(Config { max_messages: -1, ..info.config.clone() }).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for _ in 0..100 {
+        if let Ok(there) = context.get_stream(stream).await
+            && context.update_stream(Config { max_messages: -1, ..there.cached_info().config.clone() }).await.is_ok()
+        {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Err(format!("the stream {stream} cannot be given room again").into())
 }

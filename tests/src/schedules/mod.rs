@@ -113,6 +113,8 @@ pub async fn run(world: &World, plan: &Plan, broken: Option<Broken>) -> Result<O
         bursts.burst(&database, step.burst).await;
         tokio::time::sleep(step.then).await;
         striking.spawn(target.clone().strike(step.fault));
+        // More comes while it strikes, so that what is behind a hole is there to be published.
+        bursts.burst(&database, step.burst / 2).await;
     }
     while let Some(struck) = striking.join_next().await {
         struck??;
@@ -221,6 +223,7 @@ async fn clear(world: &World, name: &str, folder: &std::path::Path, well: bool) 
     Ok(())
 }
 
+/// How the broker is reached past all proxies.
 async fn broker(world: &World) -> Result<(async_nats::ConnectOptions, String), Error> {
     let world = world.clone();
     let asked = tokio::task::spawn_blocking(move || {

@@ -125,6 +125,7 @@ pub enum Fault {
     CutDatabase { relay: usize, held: Held, time: Duration },
     Broker { node: usize, how: Away, time: Duration },
     Database { how: Away, time: Duration },
+    Full { partition: i32, times: usize },
     StepDown { partition: i32 },
     KillLeader { partition: i32, time: Duration },
 }
@@ -163,7 +164,7 @@ fn settings(dice: &mut Dice, servers: Servers) -> Settings {
         },
         duplicate_window: dice.one(&[Duration::from_millis(150), Duration::from_millis(150), Duration::from_secs(120)]),
         window: dice.one(&[50, 200, 1_000]),
-        in_flight: dice.one(&[16, 64, 256]),
+        in_flight: dice.one(&[16, 64, 256, 1_000]),
         batches: dice.percent(25),
         connections: dice.one(&[1, 2, 4]),
         backlog: dice.of(400..=1_000),
@@ -180,9 +181,9 @@ fn fault(dice: &mut Dice, servers: Servers, settings: &Settings, number: usize) 
     let cut_after = dice.millis(0..=400);
     let kind = match servers {
         // The first of them is what only a cluster has.
-        Servers::Three if number == 0 => dice.of(27..=30),
-        Servers::Three => dice.of(0..=30),
-        Servers::One => dice.of(0..=26),
+        Servers::Three if number == 0 => dice.of(30..=33),
+        Servers::Three => dice.of(0..=33),
+        Servers::One => dice.of(0..=29),
     };
     match kind {
         0..=2 => Fault::KillRelay { relay, away },
@@ -207,7 +208,8 @@ fn fault(dice: &mut Dice, servers: Servers, settings: &Settings, number: usize) 
         // Before and after the relay gives up on the answers, and after another one has its partitions.
         25 => Fault::LateBroker { relay, time: settings.ack.mul_f64(0.5) + dice.millis(0..=1_500) },
         26 => Fault::LateBroker { relay, time: past_the_lease },
-        27..=29 => Fault::StepDown { partition },
+        27..=29 => Fault::Full { partition, times: dice.of(3..=30) },
+        30..=32 => Fault::StepDown { partition },
         _ => Fault::KillLeader { partition, time: away },
     }
 }
@@ -274,7 +276,10 @@ impl fmt::Display for Fault {
                 )
             }
             Fault::SetAside { rows, time } => {
-                write!(f, "{rows} pending rows are set aside as dead, and redriven after {time:?}")
+                write!(
+                    f,
+                    "{rows} pending rows are set aside as dead; after {time:?} some go on, the others as tombstones"
+                )
             }
             Fault::CutBroker { relay, held, time } => {
                 write!(f, "relay {relay} and the broker: {held} for {time:?}, then the connections are cut")
@@ -289,6 +294,9 @@ impl fmt::Display for Fault {
                 write!(f, "nats-server {node} (of those there are): {how} for {time:?}")
             }
             Fault::Database { how, time } => write!(f, "PostgreSQL: {how} for {time:?}"),
+            Fault::Full { partition, times } => {
+                write!(f, "the stream of partition {partition} is full for some milliseconds, {times} times")
+            }
             Fault::StepDown { partition } => write!(f, "the leader of the stream of partition {partition} steps down"),
             Fault::KillLeader { partition, time } => {
                 write!(f, "kill -9 of the leader of the stream of partition {partition}, started again after {time:?}")

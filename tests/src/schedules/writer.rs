@@ -65,6 +65,8 @@ struct Said {
     aggregate: Option<(&'static str, String)>,
     recipient: Option<&'static str>,
     tenant: Option<String>,
+    /// It is not to be published before so many seconds have passed.
+    delay: Option<f64>,
 }
 
 /// One who appends.
@@ -189,6 +191,7 @@ impl Writer {
             aggregate,
             recipient,
             tenant: self.dice.percent(20).then(|| "north".to_owned()),
+            delay: self.dice.percent(3).then(|| self.dice.millis(50..=1_500).as_secs_f64()),
         }
     }
 }
@@ -197,8 +200,11 @@ async fn one(client: &Client, said: &Said) -> Result<(), Error> {
     let (of, id) = said.aggregate.clone().unzip();
     let headers = said.tenant.as_ref().map(|tenant| format!("{{\"tenant\":\"{tenant}\"}}"));
     let sql = "SELECT seq FROM tidings.append(type => $1, data => $2, id => $3, aggregate_type => $4, aggregate_id => $5, \
-               recipient => $6, headers => $7::text::jsonb)";
-    client.query_one(sql, &[&said.r#type, &said.data, &said.id, &of, &id, &said.recipient, &headers]).await.map(drop)
+               recipient => $6, headers => $7::text::jsonb, not_before => now() + $8::float8 * interval '1 second')";
+    client
+        .query_one(sql, &[&said.r#type, &said.data, &said.id, &of, &id, &said.recipient, &headers, &said.delay])
+        .await
+        .map(drop)
 }
 
 async fn batch(client: &Client, all: &[Said]) -> Result<(), Error> {

@@ -1,12 +1,14 @@
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream;
 use tidings::JetStream;
-use tidings::broker::{Outage, Outcome, Unclear};
+use tidings::broker::{Outage, Outcome, Publisher, StreamSpec, Unclear};
 use tidings::services::Nats;
 use tidings::services::proxy::Proxy;
 
-use super::{SOON, beside, message, of_bytes, publisher, sent, spec, stored, stream_name};
+use super::{SOON, message, of_bytes, publisher, sent, spec, stored};
 
 fn nats() -> Nats {
     Nats::start().expect("nats-server starts")
@@ -28,9 +30,7 @@ async fn a_lost_connection_answers_everything_at_once_and_for_good() {
     let lost = publisher.lost();
     let started = Instant::now();
     proxy.cut();
-    for answer in join_all(answers).await {
-        assert_eq!(answer, Outcome::Unconfirmed(Unclear::ConnectionLost));
-    }
+    all_lost(answers).await;
     lost.await;
     assert!(started.elapsed() < SOON / 2, "not by a deadline");
     proxy.thaw();
@@ -44,27 +44,23 @@ async fn a_lost_connection_answers_everything_at_once_and_for_good() {
     assert_eq!(sent(&*next, message(&spec, last), Some(last)).await, stored(last + 1));
 }
 
-/// What waits in the client goes out when the server is back, unless the connection ended with the publisher.
+/// A client that reconnects sends what still waits in it. This one does not, dropped or not.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_waits_in_a_dropped_publisher_is_not_sent_to_a_server_that_comes_back() {
+async fn what_waits_in_a_lost_publisher_is_not_sent_to_a_server_that_comes_back() {
     let mut nats = nats();
     let jetstream = JetStream::url(nats.url());
     let spec = spec();
     let publisher = publisher(&jetstream, &spec).await;
     assert_eq!(sent(&*publisher, message(&spec, 0), Some(0)).await, stored(1));
     nats.freeze();
-    let mut answers = Vec::new();
-    for n in 1..=1_000 {
-        answers.push(publisher.send(message(&spec, n), None).await);
-    }
+    let answers = filled(&*publisher, &spec, |_| None).await;
     nats.kill();
-    for answer in join_all(answers).await {
-        assert_eq!(answer, Outcome::Unconfirmed(Unclear::ConnectionLost));
-    }
-    // The publisher is still there: not even then.
+    all_lost(answers).await;
     nats.start_again().unwrap();
     let next = super::publisher(&jetstream, &spec).await;
-    assert_eq!(next.position().await.unwrap().last_seq, 1);
+    for _ in 0..100 {
+        assert_eq!(next.position().await.unwrap().last_seq, 1);
+    }
     drop(publisher);
     assert_eq!(sent(&*next, message(&spec, 1), Some(1)).await, stored(2));
 }
@@ -82,8 +78,8 @@ async fn handing_over_to_a_frozen_server_is_bounded() {
     let payload = bytes::Bytes::from(vec![b'x'; 64 * 1024]);
     let refused = loop {
         let started = Instant::now();
-        let answer = publisher.send(of_bytes(&spec, handed_over, payload.clone()), Some(handed_over)).await;
-        assert!(started.elapsed() < SOON, "it hangs");
+        let sending = publisher.send(of_bytes(&spec, handed_over, payload.clone()), Some(handed_over));
+        let answer = tokio::time::timeout(SOON, sending).await.expect("it hangs");
         if started.elapsed() >= within {
             break answer.await;
         }
@@ -97,43 +93,63 @@ async fn handing_over_to_a_frozen_server_is_bounded() {
     nats.thaw();
 }
 
+/// A connection that is let go with its queue full would write it out when the server reads again. Here only what the
+/// sockets hold arrives.
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_drop_a_frozen_server_gets_a_prefix_without_gaps_or_nothing() {
+async fn after_a_drop_a_frozen_server_gets_a_prefix_without_gaps_and_never_the_clients_queue() {
     let nats = nats();
     let jetstream = JetStream::url(nats.url());
     let spec = spec();
     let before = publisher(&jetstream, &spec).await;
     assert_eq!(sent(&*before, message(&spec, 0), Some(0)).await, stored(1));
     nats.freeze();
-    let mut answers = Vec::new();
-    let payload = bytes::Bytes::from(vec![b'x'; 4 * 1024]);
-    for n in 1..=2_000 {
-        let sending = before.send(of_bytes(&spec, n, payload.clone()), Some(n));
-        let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), sending).await else { break };
-        answers.push(answer);
-    }
+    let answers = filled(&*before, &spec, Some).await;
+    let handed_over = answers.len() as u64;
     drop(before);
-    for answer in join_all(answers).await {
-        assert!(matches!(answer, Outcome::Unconfirmed(Unclear::ConnectionLost)), "{answer:?}");
-    }
+    all_lost(answers).await;
     nats.thaw();
 
     // The next owner reads where the stream stands and goes on; late messages of the one before make it read again.
     let next = publisher(&jetstream, &spec).await;
     let mut last = next.position().await.unwrap().last_seq;
-    while last < 2_100 {
+    let mut own = 0;
+    while last <= handed_over {
         match sent(&*next, message(&spec, last), Some(last)).await {
-            Outcome::Stored(stored) => {
-                last = if stored.duplicate { next.position().await.unwrap().last_seq } else { stored.stream_seq }
-            }
-            Outcome::OutOfStep => last = next.position().await.unwrap().last_seq,
+            Outcome::Stored(stored) if !stored.duplicate => (last, own) = (stored.stream_seq, own + 1),
+            Outcome::Stored(_) | Outcome::OutOfStep => last = next.position().await.unwrap().last_seq,
             other => panic!("{other:?}"),
         }
     }
-    let stream = beside(&nats).await.get_stream(stream_name(&spec)).await.unwrap();
-    assert_eq!(stream.cached_info().state.messages, last);
-    for seq in 1..=last {
-        let there = next.read(seq).await.unwrap().expect("it is there");
+    assert!(own > 1_000, "the client's queue of 2,048 was sent: {own} of {handed_over} were left to do");
+    let reading = stream::iter(1..=last).map(|seq| {
+        let next = &next;
+        async move { (seq, next.read(seq).await.unwrap().expect("it is there")) }
+    });
+    let read: Vec<_> = reading.buffered(100).collect().await;
+    for (seq, there) in read {
         assert_eq!(there.message_id, message(&spec, seq - 1).message_id, "at {seq}");
+    }
+}
+
+/// Hands over to a server that stands still until sockets and client are full.
+async fn filled(
+    publisher: &dyn Publisher,
+    spec: &StreamSpec,
+    expected: impl Fn(u64) -> Option<u64>,
+) -> Vec<BoxFuture<'static, Outcome>> {
+    let payload = bytes::Bytes::from(vec![b'x'; 16 * 1024]);
+    let mut answers = Vec::new();
+    for n in 1..=20_000 {
+        let sending = publisher.send(of_bytes(spec, n, payload.clone()), expected(n));
+        let Ok(answer) = tokio::time::timeout(Duration::from_secs(1), sending).await else { return answers };
+        answers.push(answer);
+    }
+    panic!("it takes everything");
+}
+
+async fn all_lost(answers: Vec<BoxFuture<'static, Outcome>>) {
+    let answers = tokio::time::timeout(SOON, join_all(answers)).await.expect("answers at once");
+    for answer in answers {
+        assert_eq!(answer, Outcome::Unconfirmed(Unclear::ConnectionLost));
     }
 }

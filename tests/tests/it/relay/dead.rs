@@ -158,6 +158,31 @@ async fn a_broker_that_lost_its_stream_gets_the_tombstone_again() {
     assert_eq!(versions(&place.stored().await)["thing-1"], [(1, false), (2, true), (3, false), (4, false)]);
 }
 
+/// A failure of its own makes it wait; what it stands for stays discarded.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tombstone_that_finds_no_way_stays_one() {
+    let place = Place::shared(1).await;
+    with_a_bad_second(&place).await;
+    let _node = Node::start(&place, &[]).await;
+    place.becomes(DEAD, 1).await;
+    place.becomes(CONFIRMED, 1).await;
+    let jetstream = place.jetstream().await;
+    let mut config = place.streams(&jetstream).await.remove(0).config;
+    let all = std::mem::replace(
+        &mut config.subjects,
+        vec![format!("{}.0.evt.thing.relay_tested", place.source.replace('_', "=5F"))],
+    );
+    jetstream.update_stream(&config).await.unwrap();
+    dead::discard(&mut place.connection().await, &Which::all(), &by()).await.unwrap();
+    let failed = "SELECT count(*) AS number FROM tidings.pending WHERE state IN ('tombstone', 'retrying')
+                     AND last_error LIKE '%takes no message with this subject%'";
+    place.becomes(failed, 1).await;
+    config.subjects = all;
+    jetstream.update_stream(&config).await.unwrap();
+    place.becomes(PENDING, 0).await;
+    assert_eq!(versions(&place.stored().await)["thing-1"], [(1, false), (2, true), (3, false), (4, false)]);
+}
+
 /// An earlier try, whose answer was lost, was stored: then it was not discarded, whatever was decided.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_stored_after_all_is_not_discarded() {
