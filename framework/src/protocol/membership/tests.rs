@@ -263,6 +263,34 @@ fn a_clock_set_forward_takes_nothing_from_those_that_live() {
     }
 }
 
+/// The other, which lives, is about to take it.
+#[test]
+fn what_is_free_when_the_clock_jumps_is_left_to_whose_share_it_is() {
+    let mut sim = two_of_four();
+    let id = sim.nodes[1].0.id;
+    sim.leases.iter_mut().find(|lease| lease.owner == Some(id)).unwrap().owner = None;
+    for jump in [3_600_000, -7_200_000] {
+        sim.stepped_ms += jump;
+        let (view, now) = (sim.view(), sim.start + sim.passed);
+        assert_eq!(sim.nodes[0].1.look(&view, true, &[], now).take, [], "after a jump of {jump} ms");
+        assert_eq!(sim.nodes[1].1.look(&view, true, &[], now).take.len(), 1);
+    }
+}
+
+/// The others are about to give something up for it, and live.
+#[test]
+fn one_that_waits_for_its_share_takes_no_lease_that_a_jump_of_the_clock_ended() {
+    let mut sim = two_of_four();
+    let mut third = Watch::new(Uuid::from_u128(3), TTL);
+    let look = |sim: &Sim, third: &mut Watch| third.look(&sim.view(), true, &[], sim.start + sim.passed).take;
+    assert_eq!(look(&sim, &mut third), []);
+    for jump in [3_600_000, -7_200_000] {
+        sim.stepped_ms += jump;
+        sim.passed += STEP;
+        assert_eq!(look(&sim, &mut third), [], "after a jump of {jump} ms");
+    }
+}
+
 #[test]
 fn one_that_died_before_the_clock_was_set_back_is_followed_after_its_lease() {
     let mut sim = two_of_four();
@@ -297,7 +325,7 @@ fn a_node_judges_another_by_the_lease_of_that_other() {
     };
     let peer = |id, ttl| Peer { id, able: true, heartbeat: 1, ttl: Duration::from_secs(ttl), age_ms: 20_000 };
     let view = View {
-        leases: vec![lease(0, quick), lease(1, slow)],
+        leases: vec![lease(0, quick), lease(1, quick), lease(2, slow), Lease { owner: None, ..lease(3, slow) }],
         nodes: vec![peer(quick, 1), peer(slow, 60)],
         paused: false,
     };
