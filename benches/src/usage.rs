@@ -13,16 +13,25 @@ pub(crate) struct Processes {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seconds {
     pub(crate) program: f64,
-    pub(crate) servers: f64,
+    pub(crate) postgres: f64,
+    pub(crate) nats: f64,
 }
 
 impl Seconds {
     pub(crate) fn all(self) -> f64 {
-        self.program + self.servers
+        self.program + self.servers()
+    }
+
+    pub(crate) fn servers(self) -> f64 {
+        self.postgres + self.nats
     }
 
     pub(crate) fn since(self, before: Seconds) -> Seconds {
-        Seconds { program: self.program - before.program, servers: self.servers - before.servers }
+        Seconds {
+            program: self.program - before.program,
+            postgres: self.postgres - before.postgres,
+            nats: self.nats - before.nats,
+        }
     }
 }
 
@@ -34,7 +43,8 @@ impl Processes {
         let seconds = |ticks: u64| ticks as f64 / TICKS_PER_SECOND;
         Seconds {
             program: seconds(ticks(std::process::id(), Children::Apart)),
-            servers: seconds(postgres + ticks(self.nats, Children::Apart)),
+            postgres: seconds(postgres),
+            nats: seconds(ticks(self.nats, Children::Apart)),
         }
     }
 }

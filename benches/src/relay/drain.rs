@@ -1,5 +1,6 @@
 //! How fast what stands in the outbox is published: `drain`, `hot`, `sync-always`, `backlog`, `held-lanes`, `delayed`.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::load::{Load, Obstacle};
@@ -7,14 +8,15 @@ use super::{Size, say};
 use crate::bare::BATCHES;
 use crate::ground::{Error, Ground, Kind, Servers, Used, now};
 use crate::report::{Limit, Report, median};
+use crate::usage::Seconds;
 
 /// One side's way through a load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Drained {
     pub(super) rate: f64,
     cpu: f64,
-    /// Of it, what this program took; the servers took the rest.
-    program: f64,
+    /// Where it went: this program, PostgreSQL, nats-server.
+    shares: Seconds,
     wal: f64,
 }
 
@@ -22,12 +24,24 @@ impl Drained {
     fn of(events: i64, seconds: f64, used: Used) -> Drained {
         let events = events as f64;
         let each = |seconds: f64| seconds / events * 100_000.0;
+        let Seconds { program, postgres, nats } = used.seconds;
         Drained {
             rate: events / seconds,
             cpu: each(used.seconds.all()),
-            program: each(used.seconds.program),
+            shares: Seconds { program: each(program), postgres: each(postgres), nats: each(nats) },
             wal: used.wal_bytes / events,
         }
+    }
+}
+
+impl fmt::Display for Drained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Seconds { program, postgres, nats } = self.shares;
+        let (rate, cpu) = (self.rate, self.cpu);
+        write!(
+            f,
+            "{rate:.0} events/s, {cpu:.2} CPU s / 100k ({program:.2} here, {postgres:.2} PostgreSQL, {nats:.2} NATS)"
+        )
     }
 }
 
@@ -52,10 +66,7 @@ pub(super) async fn relay(servers: &Servers, load: Load, obstacle: Obstacle) -> 
     running.drain(Duration::from_secs(20)).await?;
     check(&ground, load).await?;
     servers.clear(ground).await?;
-    say(format_args!(
-        "relay {load:?} {obstacle:?}: {:.0} events/s, {:.2} CPU s / 100k, {:.2} of it ours",
-        drained.rate, drained.cpu, drained.program
-    ));
+    say(format_args!("relay {load:?} {obstacle:?}: {drained}"));
     Ok(drained)
 }
 
@@ -69,10 +80,7 @@ async fn bare(servers: &Servers, load: Load, batch: i64) -> Result<Drained, Erro
     let drained = Drained::of(load.events, ended - ground.first_stored().await?, used);
     check(&ground, load).await?;
     servers.clear(ground).await?;
-    say(format_args!(
-        "bare loop, batch {batch}: {:.0} events/s, {:.2} CPU s / 100k, {:.2} of it ours",
-        drained.rate, drained.cpu, drained.program
-    ));
+    say(format_args!("bare loop, batch {batch}: {drained}"));
     Ok(drained)
 }
 

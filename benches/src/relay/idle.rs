@@ -45,7 +45,7 @@ async fn busy(ground: &Ground, time: Duration) -> Result<(f64, f64), Error> {
     let before = ground.before().await?;
     tokio::time::sleep(time).await;
     let used = ground.used_since(&before).await?.seconds;
-    Ok((used.program / time.as_secs_f64(), used.servers / time.as_secs_f64()))
+    Ok((used.program / time.as_secs_f64(), used.servers() / time.as_secs_f64()))
 }
 
 async fn statements(ground: &Ground) -> Result<i64, Error> {
