@@ -15,8 +15,9 @@ pub(super) fn header_map(message_id: &str, headers: Vec<(Cow<'static, str>, Stri
             return None;
         }
         match name {
-            // One of ours, each of which stands there once.
-            Cow::Borrowed(name) => map.insert(HeaderName::from_static(name), sendable(value)?),
+            // Without a copy; each of these stands there once.
+            Cow::Borrowed(name) if is_name(name) => map.insert(HeaderName::from_static(name), sendable(value)?),
+            Cow::Borrowed(_) => return None,
             Cow::Owned(name) => map.append(name.parse::<HeaderName>().ok()?, sendable(value)?),
         }
     }
@@ -30,6 +31,11 @@ pub(super) fn batch_headers(headers: &mut HeaderMap, id: &str, number: usize, la
     if last {
         headers.insert("Nats-Batch-Commit", "1");
     }
+}
+
+/// What the client asks of a name that it parses.
+fn is_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':')
 }
 
 /// Without a copy; the client itself looks only at what it parses.
