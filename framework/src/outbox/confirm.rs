@@ -131,6 +131,6 @@ statement! {
      SELECT (SELECT count(*) FROM ours), (SELECT count(*) FROM ended)"
 }
 
-const CONFIRM_AT: usize = 500;
+const CONFIRM_AT: usize = 1_000;
 /// How long a stored event may wait for company on its way to the evidence.
-pub(super) const LINGER: Duration = Duration::from_millis(5);
+pub(super) const LINGER: Duration = Duration::from_millis(50);
