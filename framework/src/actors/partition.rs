@@ -105,6 +105,7 @@ impl Partition {
                 );
                 return self.end(context);
             }
+            Ok(Step::Ended) => return self.end(context),
             Err(error) if error.is_panic() => {
                 // A wake must not cut the wait short, or the appends of others become a storm of panics.
                 self.failures = self.failures.saturating_add(1);
@@ -171,15 +172,17 @@ enum Step {
     Passed(Box<Tenure>, Rest),
     Failed(Box<Tenure>, Interrupted),
     Over,
+    Ended,
 }
 
 /// A plain function of the state: one pass.
 async fn step(tenure: Option<Box<Tenure>>, seed: Seed, tenancy: Tenancy, trust: Arc<Trust>) -> Step {
-    let mut tenure = tenure.unwrap_or_else(|| Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe())));
+    let tenure = tenure.unwrap_or_else(|| Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe())));
     match tenure.pass().await {
-        Ok(rest) => Step::Passed(tenure, rest),
-        Err(Interrupted::LeaseLost(_)) => Step::Over,
-        Err(interrupted) => Step::Failed(tenure, interrupted),
+        Some((tenure, Ok(rest))) => Step::Passed(tenure, rest),
+        Some((_, Err(Interrupted::LeaseLost(_)))) => Step::Over,
+        Some((tenure, Err(interrupted))) => Step::Failed(tenure, interrupted),
+        None => Step::Ended,
     }
 }
 

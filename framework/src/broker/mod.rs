@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
 
 pub use jetstream::JetStream;
 
@@ -98,6 +99,12 @@ pub trait Publisher: Send + Sync {
     /// How long to wait for an answer, counted from the send. Default 5 s.
     fn answers_within(&self) -> Duration {
         Duration::from_secs(5)
+    }
+
+    /// The runtime that drives the connection, if it is one of its own: whoever publishes much runs there, so that no
+    /// message and no answer wakes another thread. It ends with the publisher. Default: none.
+    fn runtime(&self) -> Option<Handle> {
+        None
     }
 
     /// Resolves when the connection is lost and the publisher with it. Default: never.

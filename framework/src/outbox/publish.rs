@@ -130,33 +130,39 @@ impl Tenure {
         self.wakes.has_changed().unwrap_or(false)
     }
 
-    /// Publishes what there is, until nothing is in hand.
+    /// Publishes what there is, until nothing is in hand. `None`: the runtime ended.
     ///
     /// # Errors
     /// [`Interrupted::LeaseLost`] ends the tenure; after everything else the next pass begins with a new connection.
-    pub(crate) async fn pass(&mut self) -> Result<Rest, Interrupted> {
+    pub(crate) async fn pass(mut self: Box<Tenure>) -> Option<(Box<Tenure>, Result<Rest, Interrupted>)> {
         if !self.trust.holds() {
-            return Ok(Rest { wait: UNTRUSTED, floor: None });
+            return Some((self, Ok(Rest { wait: UNTRUSTED, floor: None })));
         }
         if let Ask::Wait(wait) = self.breaker.ask(Instant::now()) {
-            return Ok(Rest { wait, floor: None });
+            return Some((self, Ok(Rest { wait, floor: None })));
         }
         let mut link = match self.link.take() {
             Some(link) => link,
-            None => self.open().await?,
+            None => match self.open().await {
+                Ok(link) => link,
+                Err(interrupted) => return Some((self, Err(interrupted))),
+            },
         };
-        let result = self.run(&mut link).await;
+        let runtime = link.publisher.runtime();
+        let running = async move {
+            let result = self.run(&mut link).await;
+            (self, link, result)
+        };
+        let (mut tenure, link, result) = match runtime {
+            Some(runtime) => Task::spawn_on(&runtime, running).join().await?,
+            None => running.await,
+        };
         match result {
-            Ok(rest) => {
-                self.link = Some(link);
-                Ok(rest)
-            }
-            Err(interrupted) => {
-                // What was claimed is claimed anew; the connection goes with all that it has not sent.
-                self.lanes.give_back();
-                Err(interrupted)
-            }
+            Ok(_) => tenure.link = Some(link),
+            // What was claimed is claimed anew; the connection goes with all that it has not sent.
+            Err(_) => tenure.lanes.give_back(),
         }
+        Some((tenure, result))
     }
 
     async fn open(&mut self) -> Result<Link, Interrupted> {

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 /// A spawned step. Dropping it ends it; a panic in it is one of whoever waits for it.
@@ -10,6 +11,10 @@ pub(super) struct Task<T>(JoinHandle<T>);
 impl<T: Send + 'static> Task<T> {
     pub(super) fn spawn(step: impl Future<Output = T> + Send + 'static) -> Task<T> {
         Task(tokio::spawn(step))
+    }
+
+    pub(super) fn spawn_on(runtime: &Handle, step: impl Future<Output = T> + Send + 'static) -> Task<T> {
+        Task(runtime.spawn(step))
     }
 
     /// Its value; `None` when the runtime is ending.

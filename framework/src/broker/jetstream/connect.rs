@@ -122,6 +122,10 @@ impl Connection {
         self.runtime.handle().spawn(future);
     }
 
+    pub(super) fn runtime(&self) -> Handle {
+        self.runtime.handle().clone()
+    }
+
     /// Resolves when the server is lost, says that it leaves, or sent what could not be taken.
     pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut ended = self.ended.subscribe();

@@ -13,6 +13,7 @@ use async_nats::{Client, HeaderMap};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use tokio::runtime::Handle;
 
 use super::ack::{Ack, Acks, Ask};
 use super::connect::Connection;
@@ -28,7 +29,7 @@ pub(super) struct Publishing {
     stream: Provisioned,
     ack_timeout: Duration,
     /// Ends the connection when it is dropped.
-    _connection: Connection,
+    connection: Connection,
 }
 
 /// What is needed to ask the stream. Answers that are still awaited hold it weakly.
@@ -56,7 +57,7 @@ impl Publishing {
         let ended = Arc::clone(&acks);
         connection.spawn(connection.ended().map(move |()| ended.lose()));
         let link = Arc::new(Link { context, client, acks, stream: stream.name.clone(), ack_timeout });
-        Ok(Publishing { link, stream, ack_timeout, _connection: connection })
+        Ok(Publishing { link, stream, ack_timeout, connection })
     }
 }
 
@@ -134,6 +135,10 @@ impl Publisher for Publishing {
 
     fn answers_within(&self) -> Duration {
         self.ack_timeout
+    }
+
+    fn runtime(&self) -> Option<Handle> {
+        Some(self.connection.runtime())
     }
 
     fn lost(&self) -> BoxFuture<'static, ()> {
