@@ -29,6 +29,9 @@ pub(super) struct Claimed {
     pub(super) unreadable: Option<Refusal>,
 }
 
+/// Boxed: it goes from one collection to the next, and is no small thing.
+pub(super) type ClaimedRow = Box<Claimed>;
+
 /// What to read.
 #[derive(Debug, Clone)]
 pub(super) struct Window {
@@ -52,7 +55,7 @@ pub(super) async fn claim(
     connection: &mut AsyncPgConnection,
     source: &str,
     window: Window,
-) -> diesel::QueryResult<Vec<Box<Claimed>>> {
+) -> diesel::QueryResult<Vec<ClaimedRow>> {
     let (lanes, aboves) = window.lanes.into_iter().unzip();
     let statement = Claim {
         partition: window.partition.0,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 
-use super::claim::Claimed;
+use super::claim::{Claimed, ClaimedRow};
 use super::confirm::Evidence;
 use super::lease::Tenancy;
 use super::publish::Limits;
@@ -22,17 +22,17 @@ pub(super) struct Link {
     pub(super) publisher: Box<dyn Publisher>,
     pub(super) chain: Chain,
     pub(super) reader: Reader,
-    pub(super) queue: VecDeque<Box<Claimed>>,
+    pub(super) queue: VecDeque<ClaimedRow>,
     pub(super) queue_bytes: i64,
     pub(super) in_flight: FuturesUnordered<BoxFuture<'static, (Ticket, Outcome)>>,
-    pub(super) sent: HashMap<Ticket, Vec<Box<Claimed>>>,
+    pub(super) sent: HashMap<Ticket, Vec<ClaimedRow>>,
     pub(super) deadlines: VecDeque<(Ticket, Instant)>,
     pub(super) broken_at: Option<Instant>,
     /// Up to this sequence a message of an earlier connection may still come in. It would take the place of one of ours, and
     /// those behind it would fit again, so none of them may be of the same lane.
     pub(super) careful_until: u64,
     /// Rows of a broken run that were not stored.
-    pub(super) back: Vec<Box<Claimed>>,
+    pub(super) back: Vec<ClaimedRow>,
     pub(super) outage: Option<Outage>,
     pub(super) stored: VecDeque<(i64, Evidence)>,
     pub(super) stored_at: Option<Instant>,

@@ -1,6 +1,7 @@
 //! The outbox: from the append in a business transaction to the confirmation by the broker. One verb a file.
 
 pub mod alarms;
+mod answer;
 pub mod append;
 pub(crate) mod backlog;
 pub(crate) mod board;

@@ -10,20 +10,19 @@ use futures_util::{FutureExt, StreamExt};
 use tokio::sync::watch;
 
 use super::board::Board;
-use super::claim::Claimed;
-use super::confirm::{Confirming, Evidence, LINGER};
+use super::claim::ClaimedRow;
+use super::confirm::{Confirming, LINGER};
 use super::lease::{Tenancy, Trust};
 use super::link::{Link, message_of};
 use super::read::{Answer, Reader};
 use super::reconcile::{Stopped, reconcile};
 use super::task::Task;
-use crate::broker::{Broker, Message, Outage, Outcome, StreamSpec};
+use crate::broker::{Broker, Message, StreamSpec};
 use crate::event;
 use crate::failpoint::failpoint;
 use crate::postgres::{Error as DatabaseError, Pool};
 use crate::protocol::backoff::Backoff;
 use crate::protocol::breaker::{Ask, Breaker};
-use crate::protocol::chain::{End, Step, Ticket};
 use crate::protocol::lanes::Lanes;
 use crate::protocol::lease::Epoch;
 use crate::telemetry;
@@ -58,12 +57,12 @@ pub(crate) struct Tenure {
     trust: Arc<Trust>,
     wakes: watch::Receiver<u64>,
     pub(super) lanes: Lanes,
-    breaker: Breaker,
+    pub(super) breaker: Breaker,
     /// Messages that go one at a time, after a run in which it was not clear which of them was to blame.
-    singly: usize,
+    pub(super) singly: usize,
     /// Runs in a row in which the broker took nothing because it is full.
-    barren: u32,
-    said_full: Option<Instant>,
+    pub(super) barren: u32,
+    pub(super) said_full: Option<Instant>,
     /// There was a connection before.
     linked: bool,
     link: Option<Link>,
@@ -286,11 +285,8 @@ impl Tenure {
             if want > 1 && link.queue.len() < SMALL_BATCH && link.chain.in_flight() > 0 {
                 break;
             }
-            if careful && link.is_in_flight(link.queue[0].row.lane) {
-                break;
-            }
-            let (rows, mut messages) = self.take(link, want).await?;
-            let Some(last) = messages.pop() else { continue };
+            let (rows, mut messages) = self.take(link, want, careful).await?;
+            let Some(last) = messages.pop() else { break };
             let expected = link.chain.expected();
             let count = rows.len();
             let answer = if messages.is_empty() {
@@ -311,13 +307,23 @@ impl Tenure {
         Ok(())
     }
 
-    /// Takes rows from the queue that can be sent; what cannot be is set aside here.
-    async fn take(&mut self, link: &mut Link, want: usize) -> Result<(Vec<Box<Claimed>>, Vec<Message>), Interrupted> {
+    /// Takes rows from the queue that can be sent; what cannot be is set aside here. `careful`: up to one whose lane has
+    /// another in flight.
+    async fn take(
+        &mut self,
+        link: &mut Link,
+        want: usize,
+        careful: bool,
+    ) -> Result<(Vec<ClaimedRow>, Vec<Message>), Interrupted> {
         let (mut rows, mut messages) = (Vec::with_capacity(want), Vec::with_capacity(want));
         let mut bytes = 0;
         let now = Instant::now();
         while rows.len() < want && bytes < BATCH_BYTES {
             let Some(claimed) = link.queue.pop_front() else { break };
+            if careful && link.is_in_flight(claimed.row.lane) {
+                link.queue.push_front(claimed);
+                break;
+            }
             link.queue_bytes -= claimed.bytes;
             if self.lanes.is_held(claimed.row.lane, now) {
                 self.lanes.give_back_from(claimed.row.lane, claimed.row.seq, claimed.row.previous);
@@ -336,109 +342,6 @@ impl Tenure {
             }
         }
         Ok((rows, messages))
-    }
-
-    async fn answered(&mut self, link: &mut Link, ticket: Ticket, outcome: Outcome) -> Result<(), Interrupted> {
-        let Some(step) = link.chain.answered(ticket, &outcome) else { return Ok(()) };
-        let rows = link.sent.remove(&ticket).unwrap_or_default();
-        while link.deadlines.front().is_some_and(|(first, _)| !link.sent.contains_key(first)) {
-            link.deadlines.pop_front();
-        }
-        if link.chain.is_broken() {
-            link.broken_at.get_or_insert_with(Instant::now);
-        }
-        match step {
-            Step::Stored { first, .. } => {
-                failpoint!("relay::acknowledged");
-                self.barren = 0;
-                if let Outcome::Stored(stored) = outcome
-                    && stored.duplicate
-                {
-                    telemetry::publish_duplicates(self.tenancy.partition, 1);
-                }
-                for (claimed, stream_seq) in rows.into_iter().zip(first..) {
-                    let stream_seq = i64::try_from(stream_seq).unwrap_or(i64::MAX);
-                    let evidence = Evidence { seq: claimed.row.seq, id_hash: claimed.id_hash, stream_seq };
-                    link.stored.push_back((claimed.row.lane, evidence));
-                }
-                link.stored_at.get_or_insert_with(Instant::now);
-            }
-            Step::Refused(refusal) => {
-                for claimed in &rows {
-                    self.withdraw(link, claimed);
-                    self.set_aside(claimed, refusal).await?;
-                }
-            }
-            Step::Singly => {
-                self.singly += rows.len();
-                link.back.extend(rows);
-            }
-            Step::Echo => link.back.extend(rows),
-            Step::Unavailable(outage) => {
-                link.outage = Some(outage);
-                link.back.extend(rows);
-            }
-            Step::Unclear(unclear) => {
-                for claimed in &rows {
-                    if unclear.speaks_of_the_event() {
-                        self.retry(claimed, &unclear.to_string(), 1).await?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What follows when a run has ended.
-    async fn ended(&mut self, link: &mut Link) -> Result<(), Interrupted> {
-        match link.chain.end() {
-            None | Some(End::GoOn) => return Ok(()),
-            Some(End::Reconcile) => {
-                let why = match link.outage {
-                    Some(Outage::Down) => "the broker is not available",
-                    Some(Outage::Absent | Outage::Full) | None => "it is not clear what the broker has stored",
-                };
-                return Err(Interrupted::Unclear(why.into()));
-            }
-            Some(End::Predict) => {}
-        }
-        link.broken_at = None;
-        let mut back = std::mem::take(&mut link.back);
-        back.sort_by_key(|claimed| claimed.row.seq);
-        let waited = back.len();
-        let alone = back.len() == 1;
-        for claimed in back.into_iter().rev() {
-            link.queue_bytes += claimed.bytes;
-            link.queue.push_front(claimed);
-        }
-        match link.outage.take() {
-            None => Ok(()),
-            Some(Outage::Full) => {
-                self.barren = self.barren.saturating_add(1);
-                self.say_full(waited);
-                Ok(())
-            }
-            Some(Outage::Absent | Outage::Down) if !link.publisher.probe().await => {
-                self.breaker.open(Instant::now(), rand::random());
-                telemetry::breaker(self.tenancy.partition, true);
-                Err(Interrupted::Unclear("the stream does not answer".into()))
-            }
-            // The stream is there, and this one message finds no way to it.
-            Some(Outage::Absent | Outage::Down) if alone => {
-                if let Some(claimed) = link.queue.pop_front() {
-                    link.queue_bytes -= claimed.bytes;
-                    self.withdraw(link, &claimed);
-                    self.retry(&claimed, UNROUTABLE, 0).await?;
-                    telemetry::unroutable(self.tenancy.partition);
-                    self.ground.board.unroutable(self.tenancy.partition, self.ground.limits.backoff.max);
-                }
-                Ok(())
-            }
-            Some(Outage::Absent | Outage::Down) => {
-                self.singly = self.singly.max(waited);
-                Ok(())
-            }
-        }
     }
 
     fn rest(&mut self, link: &mut Link) -> Rest {
@@ -464,18 +367,6 @@ impl Tenure {
         Err(Interrupted::Unclear("the stream does not end with our last message".into()))
     }
 
-    fn say_full(&mut self, waited: usize) {
-        let now = Instant::now();
-        if self.said_full.is_none_or(|said| now - said > SAY_AGAIN) {
-            self.said_full = Some(now);
-            tracing::warn!(
-                partition = self.tenancy.partition.0,
-                waited,
-                "the stream is full: nothing of this partition is published until there is room"
-            );
-        }
-    }
-
     pub(super) fn still_ours(&self, ours: bool) -> Result<(), Interrupted> {
         if ours { Ok(()) } else { Err(Interrupted::LeaseLost(self.tenancy.partition.0)) }
     }
@@ -497,9 +388,6 @@ const BATCHES_IN_FLIGHT: usize = 4;
 const SMALL_BATCH: usize = 32;
 const POSITION_EVERY: Duration = Duration::from_secs(30);
 const UNTRUSTED: Duration = Duration::from_millis(100);
-const SAY_AGAIN: Duration = Duration::from_secs(10);
 const PROBES: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) };
 /// While the broker takes nothing.
 const BARREN: Backoff = Backoff { min: Duration::from_millis(50), max: Duration::from_secs(5) };
-const UNROUTABLE: &str =
-    "the stream is there, but takes no message with this subject: look at its subjects, and at the type of the event";

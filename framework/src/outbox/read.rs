@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use super::claim::{Claimed, Window, claim, due, lowest, sweep, top};
+use super::claim::{ClaimedRow, Window, claim, due, lowest, sweep, top};
 use super::lease::Tenancy;
 use crate::postgres::{Error, Pool};
 use crate::protocol::lanes::{Lanes, Row, Verdict};
@@ -34,7 +34,7 @@ pub(super) struct Reader {
     /// Lanes to ask for what follows in them.
     lanes: BTreeSet<i64>,
     /// Read, but something may stand before them in their lane.
-    asked: Vec<Box<Claimed>>,
+    asked: Vec<ClaimedRow>,
     /// How often rows had been given back when the question was asked that is open.
     given_back: u64,
     due_at: Instant,
@@ -55,7 +55,7 @@ pub(super) enum Query {
 /// Its answer.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Claimed { rows: Vec<Box<Claimed>>, limit: usize, lanes: Vec<i64> },
+    Claimed { rows: Vec<ClaimedRow>, limit: usize, lanes: Vec<i64> },
     Lowest(Vec<Row>),
     Due(Vec<(i64, i64)>),
     Swept { rows: Vec<(i64, i64)>, took: Duration },
@@ -129,7 +129,7 @@ impl Reader {
     }
 
     /// Takes an answer; returns what is claimed by it, in the order in which it may go.
-    pub(super) fn took(&mut self, answer: Answer, lanes: &mut Lanes, now: Instant) -> Vec<Box<Claimed>> {
+    pub(super) fn took(&mut self, answer: Answer, lanes: &mut Lanes, now: Instant) -> Vec<ClaimedRow> {
         match answer {
             Answer::Claimed { rows, limit, lanes: sliced } => self.claimed(rows, limit, sliced, lanes, now),
             Answer::Lowest(lowest) => self.lowest(&lowest, lanes, now),
@@ -161,12 +161,12 @@ impl Reader {
 
     fn claimed(
         &mut self,
-        rows: Vec<Box<Claimed>>,
+        rows: Vec<ClaimedRow>,
         limit: usize,
         sliced: Vec<i64>,
         lanes: &mut Lanes,
         now: Instant,
-    ) -> Vec<Box<Claimed>> {
+    ) -> Vec<ClaimedRow> {
         let bytes: i64 = rows.iter().map(|claimed| claimed.bytes).sum();
         let cut = bytes >= self.bounds.bytes;
         let scanned = rows.iter().filter(|claimed| !claimed.row.next_in_lane);
@@ -201,7 +201,7 @@ impl Reader {
         self.given_back == lanes.given_back()
     }
 
-    fn judge(&mut self, claimed: Box<Claimed>, lanes: &mut Lanes, now: Instant, taken: &mut Vec<Box<Claimed>>) {
+    fn judge(&mut self, claimed: ClaimedRow, lanes: &mut Lanes, now: Instant, taken: &mut Vec<ClaimedRow>) {
         match lanes.judge(&claimed.row, now) {
             Verdict::Take => taken.push(claimed),
             Verdict::Ask => self.asked.push(claimed),
@@ -209,7 +209,7 @@ impl Reader {
         }
     }
 
-    fn lowest(&mut self, lowest: &[Row], lanes: &mut Lanes, now: Instant) -> Vec<Box<Claimed>> {
+    fn lowest(&mut self, lowest: &[Row], lanes: &mut Lanes, now: Instant) -> Vec<ClaimedRow> {
         if !self.is_current(lanes) {
             self.lanes.extend(std::mem::take(&mut self.asked).into_iter().map(|claimed| claimed.row.lane));
             return Vec::new();

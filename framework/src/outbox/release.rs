@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use diesel::sql_types::{BigInt, Integer, Text, Uuid};
 use diesel_async::{AsyncPgConnection, RunQueryDsl};
 
-use super::claim::Claimed;
+use super::claim::{Claimed, ClaimedRow};
 use super::lease::Tenancy;
 use super::link::Link;
 use super::publish::{Interrupted, Tenure};
@@ -15,8 +15,8 @@ impl Tenure {
     /// What stands behind a row in its lane leaves the queue before that row is given back: it is claimed anew, behind it.
     pub(super) fn withdraw(&mut self, link: &mut Link, claimed: &Claimed) {
         let (lane, seq) = (claimed.row.lane, claimed.row.seq);
-        let is_behind = |queued: &Box<Claimed>| queued.row.lane == lane && queued.row.seq > seq;
-        let (behind, others): (Vec<Box<Claimed>>, Vec<Box<Claimed>>) =
+        let is_behind = |queued: &ClaimedRow| queued.row.lane == lane && queued.row.seq > seq;
+        let (behind, others): (Vec<ClaimedRow>, Vec<ClaimedRow>) =
             std::mem::take(&mut link.queue).into_iter().partition(is_behind);
         link.queue = others.into();
         for claimed in behind {
