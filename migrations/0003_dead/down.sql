@@ -1,5 +1,5 @@
 -- Back to version 2. What waits for its time waits on, and is never moved: cancel or wait before you revert.
-DROP FUNCTION tidings.cancel, tidings.append, tidings.append_batch, tidings.faulty_field, tidings.refuse_field;
+DROP FUNCTION tidings.cancel, tidings.append, tidings.append_checked, tidings.append_batch, tidings.faulty_field, tidings.refuse_field;
 
 ALTER TABLE tidings.event
     ADD CONSTRAINT event_id_check CHECK (octet_length(id) BETWEEN 1 AND 256),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use diesel::result::Error as DieselError;
-use diesel::sql_types::{Array, BigInt, Binary, Integer, Jsonb, Nullable, Text, Timestamptz};
+use diesel::sql_types::{Array, BigInt, Binary, Integer, Jsonb, Nullable, Record, Text, Timestamptz};
 
 use crate::event::{Invalid, Limits, NewEvent, Version};
 use crate::postgres::statement;
@@ -109,7 +109,7 @@ fn int(version: u32) -> i32 {
 pub(crate) type Row = (BigInt, Nullable<BigInt>, Nullable<BigInt>, Text);
 
 statement! {
-    /// The short way: one call, one row of locks. Explicit versions take the batch way inside the function.
+    /// The short way: one call, one row of locks. As a value, not as a table, of which PostgreSQL would make a copy first. Explicit versions take the batch way inside the function.
     pub(crate) struct AppendOne {
         r#type: Text = String,
         data: Binary = Vec<u8>,
@@ -127,8 +127,8 @@ statement! {
         tracestate: Nullable<Text> = Option<String>,
         occurred_at: Nullable<Timestamptz> = Option<chrono::DateTime<chrono::Utc>>,
         not_before: Nullable<Timestamptz> = Option<chrono::DateTime<chrono::Utc>>,
-    } -> Row;
-    "SELECT seq, version, previous, outcome FROM tidings.append({r#type}, {data}, {id}, {aggregate_type}, {aggregate_id},
+    } -> Record<Row>;
+    "SELECT tidings.append_checked({r#type}, {data}, {id}, {aggregate_type}, {aggregate_id},
             {version}, {schema_version}, {recipient}, {content_type}, {headers}, {correlation_id}, {causation_id},
             {traceparent}, {tracestate}, {occurred_at}, {not_before})"
 }
