@@ -43,6 +43,7 @@ pub use consumer::{Consumer, Handle, HandlerError};
 pub use envelope::{Envelope, Received};
 pub use event::{Aggregate, Command, Event, Kind, NewEvent, Version};
 pub use host::{Relay, Running, Tidings};
+pub use outbox::adopt;
 pub use outbox::alarms::{Alarm, Alarms};
 pub use outbox::append::{self, Appended};
 pub use outbox::cancel::{self, Cancelled};

@@ -1,5 +1,6 @@
 //! The `tidings` program.
 
+mod adopt;
 mod config;
 mod dead;
 mod migrate;
@@ -27,6 +28,7 @@ struct Program {
 #[derive(Debug, Subcommand)]
 enum Command {
     // The help of each is that of its arguments, which a comment here would replace.
+    Adopt(adopt::Arguments),
     Dead(dead::Arguments),
     Migrate(migrate::Arguments),
     Partitions(partitions::Arguments),
@@ -54,16 +56,10 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
     };
-    log_to_stderr(match &program.command {
-        Command::Relay(_) => "warn,tidings=info",
-        Command::Dead(_)
-        | Command::Migrate(_)
-        | Command::Partitions(_)
-        | Command::Pause(_)
-        | Command::Resume(_)
-        | Command::Services(_) => "warn",
-    });
+    let shown = if matches!(program.command, Command::Relay(_)) { "warn,tidings=info" } else { "warn" };
+    log_to_stderr(shown);
     let result = match program.command {
+        Command::Adopt(arguments) => adopt::run(arguments),
         Command::Dead(arguments) => dead::run(arguments),
         Command::Migrate(arguments) => migrate::run(arguments),
         Command::Partitions(arguments) => partitions::run(arguments),

@@ -1,5 +1,6 @@
 //! The outbox: from the append in a business transaction to the confirmation by the broker. One verb a file.
 
+pub mod adopt;
 pub mod alarms;
 mod answer;
 pub mod append;
