@@ -47,6 +47,7 @@ pub use outbox::adopt;
 pub use outbox::alarms::{Alarm, Alarms};
 pub use outbox::append::{self, Appended};
 pub use outbox::cancel::{self, Cancelled};
+pub use outbox::republish;
 pub use outbox::wake::all as wake;
 pub use postgres::{Database, migrate};
 pub use tidings_macros::{Command, Consumer, Event};

@@ -7,6 +7,7 @@ mod migrate;
 mod partitions;
 mod pause;
 mod relay;
+mod republish;
 mod services;
 
 use std::ffi::OsString;
@@ -35,6 +36,7 @@ enum Command {
     Pause(pause::Pause),
     Resume(pause::Resume),
     Relay(relay::Arguments),
+    Republish(republish::Arguments),
     Services(services::Arguments),
 }
 
@@ -66,6 +68,7 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Pause(arguments) => pause::pause(arguments),
         Command::Resume(arguments) => pause::resume(arguments),
         Command::Relay(arguments) => relay::run(arguments),
+        Command::Republish(arguments) => republish::run(arguments),
         Command::Services(arguments) => services::run(arguments),
     };
     match result {

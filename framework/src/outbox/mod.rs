@@ -22,5 +22,6 @@ mod read;
 mod reconcile;
 pub(crate) mod redrive;
 mod release;
+pub mod republish;
 mod task;
 pub(crate) mod wake;
