@@ -1,5 +1,17 @@
 -- Back to version 2. What waits for its time waits on, and is never moved: cancel or wait before you revert.
-DROP FUNCTION tidings.cancel, tidings.append, tidings.append_batch, tidings.refuse_not_before;
+DROP FUNCTION tidings.cancel, tidings.append, tidings.append_batch, tidings.faulty_field, tidings.refuse_field;
+
+ALTER TABLE tidings.event
+    ADD CONSTRAINT event_id_check CHECK (octet_length(id) BETWEEN 1 AND 256),
+    ADD CONSTRAINT event_type_check CHECK (octet_length(type) BETWEEN 1 AND 256),
+    ADD CONSTRAINT event_schema_version_check CHECK (schema_version > 0),
+    ADD CONSTRAINT event_kind_check CHECK (kind IN ('event', 'command')),
+    ADD CONSTRAINT event_recipient_check CHECK (octet_length(recipient) BETWEEN 1 AND 256),
+    ADD CONSTRAINT event_aggregate_type_check CHECK (octet_length(aggregate_type) BETWEEN 1 AND 256),
+    ADD CONSTRAINT event_aggregate_id_check CHECK (octet_length(aggregate_id) BETWEEN 1 AND 256),
+    ADD CONSTRAINT event_check CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL) AND (aggregate_type IS NULL) = (version IS NULL)),
+    ADD CONSTRAINT event_check1 CHECK (kind = 'event' OR (recipient IS NOT NULL AND aggregate_type IS NULL)),
+    ADD CONSTRAINT event_check2 CHECK (kind = 'command' OR recipient IS NULL);
 
 -- Many events in one call: two statements of locks in one order, one of inserts, whatever their number.
 --

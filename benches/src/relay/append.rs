@@ -76,7 +76,12 @@ async fn transactions(servers: &Servers, side: Side, time: Duration) -> Result<F
     let used = ground.used_since(&before).await?;
     let figures =
         Figures { rate: done / seconds, cpu: used.seconds.all() / done * 100_000.0, wal: used.wal_bytes / done };
-    say(format_args!("{side:?}: {:.0} tx/s, {:.1} CPU s / 100k", figures.rate, figures.cpu));
+    say(format_args!(
+        "{side:?}: {:.0} tx/s, {:.1} CPU s / 100k ({:.1} PostgreSQL)",
+        figures.rate,
+        figures.cpu,
+        used.seconds.postgres / done * 100_000.0
+    ));
     if let Ok(ground) = Arc::try_unwrap(ground) {
         servers.clear(ground).await?;
     }
