@@ -241,7 +241,7 @@ fn resolve(
 }
 
 /// Works on a connection; an error says where.
-fn at<T>(
+pub(super) fn at<T>(
     url: &str,
     work: impl AsyncFnOnce(&mut AsyncPgConnection) -> diesel::QueryResult<T>,
 ) -> Result<T, Box<dyn Error>> {

@@ -1,11 +1,13 @@
 //! The `tidings` program.
 
+mod adopt;
 mod config;
 mod dead;
 mod migrate;
 mod partitions;
 mod pause;
 mod relay;
+mod republish;
 mod services;
 
 use std::ffi::OsString;
@@ -27,12 +29,14 @@ struct Program {
 #[derive(Debug, Subcommand)]
 enum Command {
     // The help of each is that of its arguments, which a comment here would replace.
+    Adopt(adopt::Arguments),
     Dead(dead::Arguments),
     Migrate(migrate::Arguments),
     Partitions(partitions::Arguments),
     Pause(pause::Pause),
     Resume(pause::Resume),
     Relay(relay::Arguments),
+    Republish(republish::Arguments),
     Services(services::Arguments),
 }
 
@@ -54,22 +58,17 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
         }
     };
-    log_to_stderr(match &program.command {
-        Command::Relay(_) => "warn,tidings=info",
-        Command::Dead(_)
-        | Command::Migrate(_)
-        | Command::Partitions(_)
-        | Command::Pause(_)
-        | Command::Resume(_)
-        | Command::Services(_) => "warn",
-    });
+    let shown = if matches!(program.command, Command::Relay(_)) { "warn,tidings=info" } else { "warn" };
+    log_to_stderr(shown);
     let result = match program.command {
+        Command::Adopt(arguments) => adopt::run(arguments),
         Command::Dead(arguments) => dead::run(arguments),
         Command::Migrate(arguments) => migrate::run(arguments),
         Command::Partitions(arguments) => partitions::run(arguments),
         Command::Pause(arguments) => pause::pause(arguments),
         Command::Resume(arguments) => pause::resume(arguments),
         Command::Relay(arguments) => relay::run(arguments),
+        Command::Republish(arguments) => republish::run(arguments),
         Command::Services(arguments) => services::run(arguments),
     };
     match result {

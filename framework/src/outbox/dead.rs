@@ -87,6 +87,12 @@ pub(super) async fn stored_after_all(connection: &mut AsyncPgConnection, seqs: V
     Ok(())
 }
 
+/// The stream holds tombstones of these events, although the database may have lost that they were discarded.
+pub(super) async fn tombstone_after_all(connection: &mut AsyncPgConnection, seqs: Vec<i64>) -> diesel::QueryResult<()> {
+    let _: usize = RunQueryDsl::execute(TombstoneAfterAll { seqs }, connection).await?;
+    Ok(())
+}
+
 statement! {
     /// State and dead letter in one statement, under the partition's row.
     struct Dead {
@@ -133,6 +139,19 @@ statement! {
      )
      UPDATE tidings.dead_letter l SET resolution = 'stored after all', resolved_at = coalesce(l.resolved_at, now())
       WHERE l.seq = ANY ({seqs}) AND (l.resolved_at IS NULL OR EXISTS (SELECT FROM gone WHERE gone.seq = l.seq))"
+}
+
+statement! {
+    /// One that was confirmed before stays as it is.
+    struct TombstoneAfterAll { seqs: Array<BigInt> = Vec<i64> } -> BigInt;
+    "WITH decided AS (
+        INSERT INTO tidings.discarded (seq, event_id, how, by, reason)
+        SELECT e.seq, e.id, 'discarded', 'relay', 'the stream holds its tombstone' FROM tidings.event e
+         WHERE e.seq = ANY ({seqs}) AND NOT EXISTS (SELECT FROM tidings.confirmation c WHERE c.seq = e.seq)
+        ON CONFLICT (seq) DO NOTHING RETURNING seq
+     )
+     UPDATE tidings.dead_letter l SET resolution = 'discarded', resolved_at = now(), resolved_by = 'relay'
+       FROM decided WHERE l.seq = decided.seq AND l.resolved_at IS NULL"
 }
 
 /// Its lane is asked for again after this, and at once when it is resolved.

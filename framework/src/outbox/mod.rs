@@ -1,5 +1,6 @@
 //! The outbox: from the append in a business transaction to the confirmation by the broker. One verb a file.
 
+pub mod adopt;
 pub mod alarms;
 mod answer;
 pub mod append;
@@ -21,5 +22,6 @@ mod read;
 mod reconcile;
 pub(crate) mod redrive;
 mod release;
+pub mod republish;
 mod task;
 pub(crate) mod wake;

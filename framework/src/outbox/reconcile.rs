@@ -9,7 +9,7 @@ use diesel_async::RunQueryDsl;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::confirm::{Evidence, confirm};
-use super::dead::stored_after_all;
+use super::dead::{stored_after_all, tombstone_after_all};
 use super::lease::Tenancy;
 use crate::broker::{Error as BrokerError, Message, Position, Publisher};
 use crate::envelope::Envelope;
@@ -139,7 +139,7 @@ async fn confirm_chunk(
     let rows = matching.await?;
     let rows: HashMap<&str, &Known> = rows.iter().map(|row| (row.0.as_str(), row)).collect();
     let mut evidence = Vec::with_capacity(envelopes.len());
-    let mut themselves = Vec::new();
+    let (mut themselves, mut tombstones) = (Vec::new(), Vec::new());
     for (stream_seq, envelope, is_tombstone) in &envelopes {
         let (_, seq, id_hash, version, data) =
             rows.get(envelope.id.as_str()).ok_or_else(|| foreign(*stream_seq, "its id is unknown"))?;
@@ -151,9 +151,12 @@ async fn confirm_chunk(
         }
         let stream_seq = i64::try_from(*stream_seq).unwrap_or(i64::MAX);
         evidence.push(Evidence { seq: *seq, id_hash: *id_hash, stream_seq });
-        if !is_tombstone {
-            themselves.push(*seq);
-        }
+        if *is_tombstone { tombstones.push(*seq) } else { themselves.push(*seq) }
+    }
+    // Before the anchor moves on, or a death in between would leave it unsaid for ever.
+    pool.run(async |connection| stored_after_all(connection, themselves).await).await?;
+    if !tombstones.is_empty() {
+        pool.run(async |connection| tombstone_after_all(connection, tombstones).await).await?;
     }
     let tenancy = *tenancy;
     let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
@@ -161,7 +164,6 @@ async fn confirm_chunk(
     if !done.ours {
         return Err(Stopped::LeaseLost);
     }
-    pool.run(async |connection| stored_after_all(connection, themselves).await).await?;
     Ok(u64::try_from(done.ended).unwrap_or(0))
 }
 
@@ -260,7 +262,7 @@ fn is_tombstone(message: &Message) -> bool {
 }
 
 /// Empty for a message that is none of ours; its hash is none of ours either.
-fn event_id(message: &Message) -> String {
+pub(super) fn event_id(message: &Message) -> String {
     Envelope::read(&message.headers, message.payload.clone()).map(|envelope| envelope.id).unwrap_or_default()
 }
 
@@ -272,7 +274,7 @@ statement! {
 }
 
 statement! {
-    struct HashId { id: Text = String } -> BigInt;
+    pub(super) struct HashId { id: Text = String } -> BigInt;
     "SELECT hashtextextended({id} COLLATE \"C\", 0)"
 }
 
@@ -343,9 +345,9 @@ statement! {
 }
 
 /// Reads of the stream that are under way at once.
-const READS: usize = 64;
-const CHUNK: usize = 500;
-const CHUNK_BYTES: usize = 8 * 1024 * 1024;
+pub(super) const READS: usize = 64;
+pub(super) const CHUNK: usize = 500;
+pub(super) const CHUNK_BYTES: usize = 8 * 1024 * 1024;
 /// How far back the place is looked for from which on the stream differs.
 const WALK: i64 = 10_000;
 const OPEN: i64 = 5_000;

@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a file or folder for each part of the framework.
 
+mod adopt;
 mod alarms;
 mod alone;
 mod append;

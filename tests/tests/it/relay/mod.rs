@@ -11,12 +11,12 @@ mod full;
 mod kill;
 mod lanes;
 mod membership;
-mod node;
+pub(crate) mod node;
 mod outage;
 mod panic;
 mod partitions;
 mod pause;
-mod place;
+pub(crate) mod place;
 mod share;
 mod start;
 mod unroutable;
@@ -26,4 +26,4 @@ mod wire;
 use std::time::Duration;
 
 /// For what needs a moment on a slow machine; nothing here takes so long when it works.
-const SOON: Duration = Duration::from_secs(60);
+pub(crate) const SOON: Duration = Duration::from_secs(60);

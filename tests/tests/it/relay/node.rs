@@ -13,14 +13,14 @@ use super::SOON;
 use super::place::Place;
 
 /// It is killed when dropped, and what it said is printed if the test fails.
-pub(super) struct Node {
+pub(crate) struct Node {
     child: Child,
     said: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Node {
     /// Starts one; the settings are those of `relay_node.rs`, without their prefix.
-    pub(super) fn spawn(place: &Place, settings: &[(&str, &str)]) -> Node {
+    pub(crate) fn spawn(place: &Place, settings: &[(&str, &str)]) -> Node {
         let mut command = Command::new(env!("CARGO_BIN_EXE_relay_node"));
         command
             .env("TIDINGS_TEST_DATABASE", &place.database)
@@ -39,37 +39,37 @@ impl Node {
     }
 
     /// Starts one and waits until it says so.
-    pub(super) async fn start(place: &Place, settings: &[(&str, &str)]) -> Node {
+    pub(crate) async fn start(place: &Place, settings: &[(&str, &str)]) -> Node {
         let node = Node::spawn(place, settings);
         node.says("started").await;
         node
     }
 
-    pub(super) fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&self.said.lock().unwrap()).into_owned()
     }
 
     /// How often it said something.
-    pub(super) fn said(&self, what: &str) -> usize {
+    pub(crate) fn said(&self, what: &str) -> usize {
         self.log().matches(what).count()
     }
 
     /// Waits until it says something.
-    pub(super) async fn says(&self, what: &str) {
+    pub(crate) async fn says(&self, what: &str) {
         eventually(&format!("it says {what:?}"), SOON, async || (self.said(what) > 0).then_some(())).await;
     }
 
-    pub(super) fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("the process is there");
     }
 
     /// Waits until it has ended.
-    pub(super) async fn ended(&mut self, within: Duration) -> ExitStatus {
+    pub(crate) async fn ended(&mut self, within: Duration) -> ExitStatus {
         eventually("the process ends", within, async || self.child.try_wait().expect("a child of ours")).await
     }
 
     /// The most memory it has had so far, in bytes.
-    pub(super) fn peak_memory(&self) -> u64 {
+    pub(crate) fn peak_memory(&self) -> u64 {
         let status =
             std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process is there");
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it has a peak");
@@ -77,7 +77,7 @@ impl Node {
     }
 
     /// Whether it stands still.
-    pub(super) fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap_or_default();
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }

@@ -14,24 +14,24 @@ use tidings_tests::eventually;
 use super::SOON;
 
 #[derive(Clone)]
-pub(super) struct Place {
-    pub(super) database: String,
-    pub(super) nats: String,
-    pub(super) source: String,
+pub(crate) struct Place {
+    pub(crate) database: String,
+    pub(crate) nats: String,
+    pub(crate) source: String,
 }
 
 /// A message as it stands in a stream.
 #[derive(Debug, Clone)]
-pub(super) struct Stored {
-    pub(super) partition: i32,
-    pub(super) seq: u64,
-    pub(super) subject: String,
-    pub(super) bytes: usize,
-    pub(super) headers: HashMap<String, String>,
+pub(crate) struct Stored {
+    pub(crate) partition: i32,
+    pub(crate) seq: u64,
+    pub(crate) subject: String,
+    pub(crate) bytes: usize,
+    pub(crate) headers: HashMap<String, String>,
 }
 
 impl Stored {
-    pub(super) fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 }
@@ -66,7 +66,7 @@ struct Settled {
 
 impl Place {
     /// A database of its own on the shared servers.
-    pub(super) async fn shared(partitions: u16) -> Place {
+    pub(crate) async fn shared(partitions: u16) -> Place {
         let database = testing::empty_database().await.unwrap();
         tidings::migrate(&database.database().partitions(partitions)).await.unwrap();
         let nats = testing::servers().nats.url();
@@ -74,7 +74,7 @@ impl Place {
     }
 
     /// Servers of its own, to be stopped and frozen.
-    pub(super) async fn private(partitions: u16) -> (Services, Place) {
+    pub(crate) async fn private(partitions: u16) -> (Services, Place) {
         let services = tokio::task::spawn_blocking(|| Services::start().unwrap()).await.unwrap();
         let (database, nats) = (services.postgres.url(), services.nats.url());
         let place = Place { database, nats, source: "test.relay".to_owned() };
@@ -82,32 +82,32 @@ impl Place {
         (services, place)
     }
 
-    pub(super) async fn connection(&self) -> AsyncPgConnection {
+    pub(crate) async fn connection(&self) -> AsyncPgConnection {
         AsyncPgConnection::establish(&self.database).await.unwrap()
     }
 
-    pub(super) async fn execute(&self, sql: &str) {
+    pub(crate) async fn execute(&self, sql: &str) {
         self.connection().await.batch_execute(sql).await.unwrap();
     }
 
     /// What a query with one column `number` answers; `None` while there is no server.
-    pub(super) async fn ask(&self, sql: &str) -> Option<i64> {
+    pub(crate) async fn ask(&self, sql: &str) -> Option<i64> {
         let mut connection = AsyncPgConnection::establish(&self.database).await.ok()?;
         diesel::sql_query(sql).get_result::<Number>(&mut connection).await.ok().map(|row| row.number)
     }
 
-    pub(super) async fn number(&self, sql: &str) -> i64 {
+    pub(crate) async fn number(&self, sql: &str) -> i64 {
         self.ask(sql).await.expect(sql)
     }
 
     /// What a query with one column `words` answers.
-    pub(super) async fn words(&self, sql: &str) -> Vec<String> {
+    pub(crate) async fn words(&self, sql: &str) -> Vec<String> {
         let rows: Vec<Words> = diesel::sql_query(sql).get_results(&mut self.connection().await).await.unwrap();
         rows.into_iter().map(|row| row.words).collect()
     }
 
     /// Waits until a query with one column `number` answers this.
-    pub(super) async fn becomes(&self, sql: &str, wanted: i64) {
+    pub(crate) async fn becomes(&self, sql: &str, wanted: i64) {
         let mut connection = None;
         eventually(&format!("{wanted} for {sql}"), SOON, async || {
             if connection.is_none() {
@@ -123,11 +123,11 @@ impl Place {
     }
 
     /// Events of so many aggregates, in turn. Plain SQL: no relay is woken.
-    pub(super) async fn append(&self, ids: &str, events: i64, aggregates: i64) {
+    pub(crate) async fn append(&self, ids: &str, events: i64, aggregates: i64) {
         append(&mut self.connection().await, ids, events, aggregates).await;
     }
 
-    pub(super) async fn jetstream(&self) -> jetstream::Context {
+    pub(crate) async fn jetstream(&self) -> jetstream::Context {
         let address: async_nats::ServerAddr = self.nats.parse().unwrap();
         let (user, password) = (address.username().unwrap().to_owned(), address.password().unwrap().to_owned());
         let options = async_nats::ConnectOptions::with_user_and_password(user, password);
@@ -135,13 +135,13 @@ impl Place {
     }
 
     /// The streams of the source, found as any consumer may: by what their metadata says.
-    pub(super) async fn streams(&self, jetstream: &jetstream::Context) -> Vec<jetstream::stream::Info> {
+    pub(crate) async fn streams(&self, jetstream: &jetstream::Context) -> Vec<jetstream::stream::Info> {
         let all: Vec<_> = jetstream.streams().try_collect().await.unwrap();
         all.into_iter().filter(|info| info.config.metadata.get("tidings-source") == Some(&self.source)).collect()
     }
 
     /// Everything that stands in the streams of the source, each in its order.
-    pub(super) async fn stored(&self) -> Vec<Stored> {
+    pub(crate) async fn stored(&self) -> Vec<Stored> {
         let jetstream = self.jetstream().await;
         let mut stored = Vec::new();
         for info in self.streams(&jetstream).await {
@@ -177,7 +177,7 @@ impl Place {
 
     /// Waits until nothing is pending, and holds the streams against the tables: every event stands in the stream of its
     /// partition once, under its one id; each aggregate in the order of its versions; and the evidence of each is true.
-    pub(super) async fn settles(&self) {
+    pub(crate) async fn settles(&self) {
         self.becomes("SELECT count(*) AS number FROM tidings.pending", 0).await;
         assert_eq!(self.number("SELECT count(*) AS number FROM tidings.dead_letter").await, 0);
         self.holds_its_promises(self.stored().await).await;
@@ -210,7 +210,7 @@ impl Place {
 }
 
 /// The same on a connection that is there already.
-pub(super) async fn append(connection: &mut AsyncPgConnection, ids: &str, events: i64, aggregates: i64) {
+pub(crate) async fn append(connection: &mut AsyncPgConnection, ids: &str, events: i64, aggregates: i64) {
     diesel::sql_query(
         "SELECT count(tidings.append('relay.tested', convert_to('{\"n\": ' || g || '}', 'UTF8'), id => $1 || g,
                 aggregate_type => 'thing', aggregate_id => 'thing-' || g % $3)) AS number
