@@ -253,7 +253,7 @@ statement! {
       ORDER BY p.id"
 }
 
-/// [`list`] counts no further.
+/// Pending events are counted no further than this.
 pub const MOST_COUNTED: i64 = 10_000;
 /// With more on the way, appends are not closed: the relays would take too long.
 const NEAR_THE_END: i64 = 5_000;
