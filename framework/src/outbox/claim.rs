@@ -240,7 +240,7 @@ statement! {
             s.correlation_id, s.causation_id, s.traceparent, s.tracestate,
             CASE WHEN s.occurred_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN s.occurred_at END,
             CASE WHEN s.created_at BETWEEN '0001-01-01 00:00Z' AND '9999-12-31 00:00Z' THEN s.created_at ELSE now() END
-       FROM (SELECT q.*, sum(least(q.bytes, {row_bytes})) OVER (ORDER BY q.seq ROWS UNBOUNDED PRECEDING)
+       FROM (SELECT q.*, sum(least(q.bytes, {row_bytes})::integer) OVER (ORDER BY q.seq, q.next_in_lane DESC ROWS UNBOUNDED PRECEDING)
                          - least(q.bytes, {row_bytes}) AS before
                FROM (SELECT p.lane, p.id_hash, p.attempts, p.state, p.next_attempt_at, p.next_in_lane, e.*,
                             octet_length(e.data) + coalesce(octet_length(e.headers::text), 0) AS bytes

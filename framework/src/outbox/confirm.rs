@@ -126,11 +126,11 @@ statement! {
         RETURNING q.seq, u.stream_seq
      ), evidence AS (
         INSERT INTO tidings.confirmation (seq, partition, incarnation, stream_seq, epoch)
-        SELECT ended.seq, {partition}, {incarnation}, ended.stream_seq, {epoch} FROM ended ORDER BY ended.stream_seq
+        SELECT ended.seq, {partition}, {incarnation}, ended.stream_seq, {epoch} FROM ended
      )
      SELECT (SELECT count(*) FROM ours), (SELECT count(*) FROM ended)"
 }
 
-const CONFIRM_AT: usize = 1_000;
+const CONFIRM_AT: usize = 500;
 /// How long a stored event may wait for company on its way to the evidence.
-pub(super) const LINGER: Duration = Duration::from_millis(50);
+pub(super) const LINGER: Duration = Duration::from_millis(5);
