@@ -1,6 +1,6 @@
 //! The account: what the tables, the streams and the files say of a run.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use diesel::QueryableByName;
@@ -19,8 +19,8 @@ pub(crate) struct Witnessed {
     pub(crate) created: u64,
     /// Whole files.
     pub(crate) files: u64,
-    /// Events that the broker had stored when a relay died that did not know it.
-    pub(crate) unrecorded: HashSet<String>,
+    /// Events that the broker had stored when a relay died that did not know it, and how long the journals were then.
+    pub(crate) unrecorded: HashMap<String, usize>,
     /// The journals of all relays.
     pub(crate) entries: Vec<Entry>,
 }

@@ -1,6 +1,6 @@
 //! The demonstration: fifty exports, a relay that is killed twice, and the account.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -50,12 +50,14 @@ pub(crate) async fn run(services: &Provided, folder: &Path) -> Result<(), Error>
     let (partition, waiting) = longest_queue(&mut conn).await?;
     let half = Crash::Sent { partition, messages: u64::try_from(waiting / 2)? };
     let second = RelayProcess::start(services, &journal(2), Some(half))?.killed().await?;
-    let mut unrecorded: HashSet<String> = journal::sent_of(&second, partition).map(str::to_owned).collect();
+    let died = entries.len() + second.len();
+    let in_a_batch = journal::sent_of(&second, partition).map(|id| (id.to_owned(), died));
+    let mut unrecorded: HashMap<String, usize> = in_a_batch.collect();
     println!(
         "relay 2 was killed in a batch: {} of {waiting} messages of partition {partition} were out",
         unrecorded.len()
     );
-    unrecorded.insert(acknowledged);
+    unrecorded.insert(acknowledged, entries.len());
     entries.extend(second);
 
     let relay = RelayProcess::start(services, &journal(3), None)?;

@@ -1,6 +1,6 @@
 //! The demonstration: forty orders, a relay that is killed, and the account.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use diesel::QueryableByName;
@@ -38,6 +38,7 @@ pub(crate) async fn run(services: &Provided) -> Result<(), Error> {
     }
     let mut entries = relay.killed().await?;
     let acknowledged = journal::last_stored(&entries).ok_or("relay 1 died without an acknowledgement")?.to_owned();
+    let unrecorded = HashMap::from([(acknowledged.clone(), entries.len())]);
     println!("relay 1 was killed with the acknowledgement of event {acknowledged} in its hands");
 
     let relay = RelayProcess::start(services, &journals.path().join("relay-2"), None)?;
@@ -46,7 +47,7 @@ pub(crate) async fn run(services: &Provided) -> Result<(), Error> {
     entries.extend(relay.end().await?);
     running.drain(Duration::from_secs(10)).await?;
 
-    let account = account(&mut conn, &streams, &customer, &HashSet::from([acknowledged]), &entries).await?;
+    let account = account(&mut conn, &streams, &customer, &unrecorded, &entries).await?;
     println!("\n{account}");
     account.verdict()?;
     settled?;
@@ -77,7 +78,7 @@ async fn account(
     conn: &mut AsyncPgConnection,
     streams: &Streams,
     customer: &str,
-    unrecorded: &HashSet<String>,
+    unrecorded: &HashMap<String, usize>,
     entries: &[Entry],
 ) -> Result<Account, Error> {
     let orders = ORDERS as u64;

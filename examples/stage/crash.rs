@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tidings::broker::{
@@ -138,9 +138,14 @@ impl Publisher for WitnessPublisher {
             self.script.journal.sent(partition, &id);
             let answer = self.publisher.send(message, expected).await;
             if self.script.ends_with(partition) {
-                // Messages go out in order: this one's answer says that all before it arrived.
-                self.script.journal.answered(partition, &id, &answer.await);
-                die();
+                // Messages go out in order: that this one is stored says that all before it are.
+                let outcome = answer.await;
+                self.script.journal.answered(partition, &id, &outcome);
+                if matches!(outcome, Outcome::Stored(_)) {
+                    die();
+                }
+                self.script.sent.store(0, Ordering::SeqCst);
+                return ready(outcome).boxed();
             }
             let script = Arc::clone(&self.script);
             async move {

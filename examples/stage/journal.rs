@@ -77,6 +77,10 @@ pub enum Entry {
 }
 
 impl Entry {
+    pub(crate) fn is_sent(&self) -> bool {
+        matches!(self, Entry::Sent { .. })
+    }
+
     /// The event it is about.
     pub fn id(&self) -> &str {
         match self {

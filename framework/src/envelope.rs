@@ -106,22 +106,25 @@ impl Envelope {
         attribute("ce-type", &self.r#type);
         attribute("ce-kind", self.kind.as_str());
         attribute("ce-schemaversion", &self.schema_version.to_string());
+        let aggregate = self.aggregate.as_ref();
+        let (version, previous) = (self.version.map(|v| v.to_string()), self.previous.map(|v| v.to_string()));
+        let (occurred_at, recorded_at) = (self.occurred_at.map(rfc3339), self.recorded_at.map(rfc3339));
         let optional = [
-            ("ce-recipient", self.recipient.clone()),
-            ("ce-aggregatetype", self.aggregate.as_ref().map(|a| a.r#type.clone())),
-            ("ce-aggregateid", self.aggregate.as_ref().map(|a| a.id.clone())),
-            ("ce-partitionkey", self.aggregate.as_ref().map(|a| a.id.clone())),
-            ("ce-aggregateversion", self.version.map(|v| v.to_string())),
-            ("ce-previousversion", self.previous.map(|v| v.to_string())),
-            ("ce-correlationid", self.correlation_id.clone()),
-            ("ce-causationid", self.causation_id.clone()),
-            ("ce-time", self.occurred_at.map(rfc3339)),
-            ("ce-recordedtime", self.recorded_at.map(rfc3339)),
-            ("ce-tombstone", self.tombstone.then(|| "true".to_owned())),
+            ("ce-recipient", self.recipient.as_deref()),
+            ("ce-aggregatetype", aggregate.map(|a| a.r#type.as_str())),
+            ("ce-aggregateid", aggregate.map(|a| a.id.as_str())),
+            ("ce-partitionkey", aggregate.map(|a| a.id.as_str())),
+            ("ce-aggregateversion", version.as_deref()),
+            ("ce-previousversion", previous.as_deref()),
+            ("ce-correlationid", self.correlation_id.as_deref()),
+            ("ce-causationid", self.causation_id.as_deref()),
+            ("ce-time", occurred_at.as_deref()),
+            ("ce-recordedtime", recorded_at.as_deref()),
+            ("ce-tombstone", self.tombstone.then_some("true")),
         ];
         for (name, value) in optional {
             if let Some(value) = value {
-                attribute(name, &value);
+                attribute(name, value);
             }
         }
         let plain = [
@@ -310,7 +313,7 @@ fn rfc3339(time: DateTime<Utc>) -> String {
 }
 
 fn encode(value: &str) -> String {
-    utf8_percent_encode(value, ENCODED).to_string()
+    Cow::from(utf8_percent_encode(value, ENCODED)).into_owned()
 }
 
 /// Not empty, and not longer than the tables carry.
