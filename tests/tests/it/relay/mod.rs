@@ -2,6 +2,7 @@
 
 mod clock;
 mod content;
+mod cramped;
 mod dead;
 mod delayed;
 mod drain;
