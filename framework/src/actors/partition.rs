@@ -31,6 +31,10 @@ pub(crate) struct Partition {
     trust: Arc<Trust>,
     tenure: Option<Box<Tenure>>,
     failures: u32,
+    /// The last pass looked for rows.
+    looked: bool,
+    /// There was a pass before.
+    passed: bool,
     running: bool,
     timer: Option<SpawnHandle>,
     step: Option<AbortHandle>,
@@ -49,6 +53,8 @@ impl Partition {
             trust,
             tenure: None,
             failures: 0,
+            looked: true,
+            passed: false,
             running: false,
             timer: None,
             step: None,
@@ -68,9 +74,10 @@ impl Partition {
         }
         self.running = true;
         self.seed.resting.works(self.tenancy.partition);
-        let (tenure, seed, tenancy, trust) =
-            (self.tenure.take(), self.seed.clone(), self.tenancy, Arc::clone(&self.trust));
-        let step = self.seed.engine.spawn(step(tenure, seed, tenancy, trust));
+        let (seed, tenancy, trust) = (self.seed.clone(), self.tenancy, Arc::clone(&self.trust));
+        let passed = std::mem::replace(&mut self.passed, true);
+        let new = move || Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe(), passed));
+        let step = self.seed.engine.spawn(step(self.tenure.take().unwrap_or_else(new)));
         self.step = Some(step.abort_handle());
         context.spawn(step.into_actor(self).map(|ended, actor, context| actor.stepped(ended, context)));
     }
@@ -80,10 +87,13 @@ impl Partition {
         let wait = match ended {
             Ok(Step::Passed(tenure, rest)) => {
                 self.tenure = Some(tenure);
-                self.failures = 0;
-                self.said = None;
-                self.seed.ground.board.goes_on(self.tenancy.partition);
-                if let Some(floor) = rest.floor {
+                self.looked = rest.floor.is_some();
+                if self.looked {
+                    self.failures = 0;
+                    self.said = None;
+                    self.seed.ground.board.goes_on(self.tenancy.partition);
+                }
+                if let Some(floor) = rest.floor.filter(|_| self.drained.is_empty()) {
                     let address = context.address();
                     self.seed.resting.rests(self.tenancy.partition, floor, Box::new(move || address.do_send(Wake)));
                 }
@@ -125,9 +135,10 @@ impl Partition {
         }));
     }
 
-    /// While something fails, or the broker takes nothing, a hint must not cut the wait short.
+    /// While something fails, the broker takes nothing, or nothing may be published, a hint must not cut the wait short: it
+    /// would stay unread, and the next pass would follow at once.
     fn heeds_hints(&self) -> bool {
-        self.failures == 0 && !self.tenure.as_ref().is_some_and(|tenure| tenure.is_barren())
+        self.looked && self.failures == 0 && !self.tenure.as_ref().is_some_and(|tenure| tenure.is_barren())
     }
 
     /// For the alarms, which ask whether it lasts.
@@ -176,8 +187,7 @@ enum Step {
 }
 
 /// A plain function of the state: one pass.
-async fn step(tenure: Option<Box<Tenure>>, seed: Seed, tenancy: Tenancy, trust: Arc<Trust>) -> Step {
-    let tenure = tenure.unwrap_or_else(|| Box::new(Tenure::new(seed.ground, tenancy, trust, wake::subscribe())));
+async fn step(tenure: Box<Tenure>) -> Step {
     match tenure.pass().await {
         Some((tenure, Ok(rest))) => Step::Passed(tenure, rest),
         Some((_, Err(Interrupted::LeaseLost(_)))) => Step::Over,
