@@ -255,6 +255,11 @@ impl Envelope {
         if !fit {
             return Some(Refusal::Subject);
         }
+        // What nobody could read back.
+        let causes = [self.correlation_id.as_ref(), self.causation_id.as_ref()];
+        if causes.into_iter().flatten().any(|id| id.chars().any(char::is_control)) {
+            return Some(Refusal::Header);
+        }
         let headers = self.headers.iter().all(|(name, value)| check_header(name, value).is_ok());
         (!headers).then_some(Refusal::Header)
     }

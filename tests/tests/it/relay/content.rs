@@ -30,6 +30,8 @@ const BAD: &[(&str, &str)] = &[
     ("number", r#"type => 'relay.tested', data => 'x', headers => '{"a": 1e400}'"#),
     ("array", r#"type => 'relay.tested', data => 'x', headers => '["a"]'"#),
     ("media", "type => 'relay.tested', data => 'x', content_type => E'text/plain\\r\\nNats-Rollup: all'"),
+    ("cause", "type => 'relay.tested', data => 'x', causation_id => E'a\\nb'"),
+    ("correlation", "type => 'relay.tested', data => 'x', correlation_id => E'a\\tb'"),
     ("trace", "type => 'relay.tested', data => 'x', traceparent => E'a\\nb'"),
 ];
 
