@@ -260,6 +260,7 @@ pub(super) fn at<T>(
             postgres::Error::Query(_)
             | postgres::Error::Schema(_)
             | postgres::Error::PoolExhausted
+            | postgres::Error::Restarted
             | postgres::Error::Stopping => "",
         };
         format!("{error} ({}){remedy}", place(url)).into()

@@ -86,7 +86,10 @@ pub(super) fn explain(error: postgres::Error, url: &str) -> Box<dyn Error> {
             "check the URL, that the server runs, and that it is reachable from here"
         }
         postgres::Error::Query(_) => "it is one transaction, so nothing was changed",
-        postgres::Error::Schema(_) | postgres::Error::PoolExhausted | postgres::Error::Stopping => {
+        postgres::Error::Schema(_)
+        | postgres::Error::PoolExhausted
+        | postgres::Error::Restarted
+        | postgres::Error::Stopping => {
             return format!("{error} ({})", place(url)).into();
         }
     };

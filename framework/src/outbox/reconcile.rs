@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Uuid};
+use chrono::{DateTime, Utc};
+use diesel::sql_types::{Array, BigInt, Binary, Bool, Integer, Nullable, Text, Timestamptz, Uuid};
 use diesel_async::RunQueryDsl;
 use futures_util::{StreamExt, TryStreamExt, stream};
 
@@ -46,14 +47,20 @@ pub(crate) enum Stopped {
 }
 
 /// Brings both in line; returns the last sequence of the stream, after which publishing goes on.
+///
+/// `history` is the life of the database in which that holds.
 pub(super) async fn reconcile(
     pool: &Pool,
+    history: u64,
     publisher: &dyn Publisher,
     source: &str,
     tenancy: &Tenancy,
     horizon: Duration,
 ) -> Result<u64, Stopped> {
     let position = publisher.position().await?;
+    if position.incarnation != publisher.incarnation() {
+        return Err(BrokerError::Unreachable("the stream was made anew while it was opened".into()).into());
+    }
     let anchor = anchor(pool, tenancy).await?;
     let there = match anchor {
         Some(anchor) if anchor.is_within(&position) => match publisher.read(anchor.stream_seq).await? {
@@ -66,7 +73,7 @@ pub(super) async fn reconcile(
         Standing::Same { from } => from,
         Standing::Different => {
             let common = common(pool, publisher, tenancy, &position).await?;
-            let opened = open_again(pool, tenancy, &position, common, horizon).await?;
+            let opened = open_again(pool, history, tenancy, &position, common, horizon).await?;
             tracing::error!(
                 partition = tenancy.partition.0,
                 opened,
@@ -96,7 +103,7 @@ pub(super) async fn reconcile(
         if chunk.is_empty() {
             break;
         }
-        confirmed += confirm_chunk(pool, source, tenancy, position.incarnation, &chunk).await?;
+        confirmed += confirm_chunk(pool, history, source, tenancy, position.incarnation, &chunk).await?;
     }
     if confirmed > 0 {
         tracing::info!(
@@ -115,6 +122,7 @@ type Known = (String, i64, i64, Option<i64>, Vec<u8>);
 /// Maps messages to rows by id, version and data; all of them must be ours.
 async fn confirm_chunk(
     pool: &Pool,
+    history: u64,
     source: &str,
     tenancy: &Tenancy,
     incarnation: i64,
@@ -159,7 +167,8 @@ async fn confirm_chunk(
         pool.run(async |connection| tombstone_after_all(connection, tombstones).await).await?;
     }
     let tenancy = *tenancy;
-    let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
+    let confirming =
+        pool.run_in(history, async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
     let done = confirming.await?;
     if !done.ours {
         return Err(Stopped::LeaseLost);
@@ -167,7 +176,7 @@ async fn confirm_chunk(
     Ok(u64::try_from(done.ended).unwrap_or(0))
 }
 
-/// The last sequence up to which the stream is what was confirmed: 0 if it is another stream.
+/// The last sequence up to which the stream is what was confirmed, or before which it has nothing any more.
 async fn common(
     pool: &Pool,
     publisher: &dyn Publisher,
@@ -194,13 +203,16 @@ async fn common(
             return Ok(stream_seq);
         }
     }
-    Ok(recorded.last().map_or(0, |(stream_seq, _)| u64::try_from(*stream_seq - 1).unwrap_or(0)))
+    let before = recorded.last().map_or(0, |(stream_seq, _)| u64::try_from(*stream_seq - 1).unwrap_or(0));
+    // What has expired is no loss.
+    Ok(before.max(position.first_seq.saturating_sub(1)))
 }
 
 /// Opens the rows again whose evidence is beyond `common` in this stream, or young and of an earlier one; then moves the
 /// anchor. Dying in between does no harm: the anchor still says that the streams differ.
 async fn open_again(
     pool: &Pool,
+    history: u64,
     tenancy: &Tenancy,
     position: &Position,
     common: u64,
@@ -210,10 +222,15 @@ async fn open_again(
     let (partition, node, epoch) = (tenancy.partition.0, tenancy.node, tenancy.epoch.0);
     let incarnation = position.incarnation;
     let horizon_ms = i64::try_from(horizon.as_millis()).unwrap_or(i64::MAX);
+    let looking = pool.run(async |connection| {
+        let since: DateTime<Utc> = RunQueryDsl::get_result(Since { partition, horizon_ms }, connection).await?;
+        Ok(since)
+    });
+    let since = looking.await?;
     let mut opened = 0;
     loop {
-        let statement = OpenAgain { partition, node, epoch, incarnation, common, horizon_ms, rows: OPEN };
-        let opening = pool.run(async |connection| {
+        let statement = OpenAgain { partition, node, epoch, incarnation, common, since, rows: OPEN };
+        let opening = pool.run_in(history, async |connection| {
             let counts: (i64, i64, i64) = RunQueryDsl::get_result(statement, connection).await?;
             Ok(counts)
         });
@@ -226,7 +243,7 @@ async fn open_again(
             break;
         }
     }
-    let moving = pool.run(async |connection| {
+    let moving = pool.run_in(history, async |connection| {
         let statement = MoveAnchor { partition, node, epoch, incarnation, stream_seq: common };
         let moved: usize = RunQueryDsl::execute(statement, connection).await?;
         Ok(moved)
@@ -300,6 +317,13 @@ statement! {
 }
 
 statement! {
+    /// So long before the last confirmation: the time since then is an outage, in which nothing could be lost.
+    struct Since { partition: Integer = i32, horizon_ms: BigInt = i64 } -> Timestamptz;
+    "SELECT least(now(), coalesce(max(c.confirmed_at), now())) - {horizon_ms} * interval '1 millisecond'
+       FROM tidings.confirmation c WHERE c.partition = {partition}"
+}
+
+statement! {
     /// Evidence that has turned out wrong goes; the duty it had ended is there again, a tombstone as a tombstone.
     struct OpenAgain {
         partition: Integer = i32,
@@ -307,7 +331,7 @@ statement! {
         epoch: BigInt = i64,
         incarnation: BigInt = i64,
         common: BigInt = i64,
-        horizon_ms: BigInt = i64,
+        since: Timestamptz = DateTime<Utc>,
         rows: BigInt = i64,
     } -> (BigInt, BigInt, BigInt);
     "WITH ours AS (
@@ -317,7 +341,7 @@ statement! {
         SELECT c.ctid FROM tidings.confirmation c, ours
          WHERE c.partition = ours.id
            AND ((c.incarnation = {incarnation} AND c.stream_seq > {common})
-                OR (c.incarnation <> {incarnation} AND c.confirmed_at > now() - {horizon_ms} * interval '1 millisecond'))
+                OR (c.incarnation <> {incarnation} AND c.confirmed_at > {since}))
          LIMIT {rows}
      ), gone AS (
         DELETE FROM tidings.confirmation c USING lost WHERE c.ctid = lost.ctid RETURNING c.seq

@@ -188,6 +188,9 @@ pub enum Error {
     /// A statement had no answer, not even that it took too long.
     #[error("PostgreSQL did not answer a statement within its timeout: does the server stand still, or the network?")]
     NoAnswer,
+    /// It is not the server that it was, or was started anew: what was known of it has to be compared first.
+    #[error("PostgreSQL was restarted, or is another server now")]
+    Restarted,
     /// A statement failed.
     #[error("a statement failed: {0}")]
     Query(#[from] diesel::result::Error),
@@ -284,7 +287,32 @@ impl Pool {
         &self,
         step: impl AsyncFnOnce(&mut AsyncPgConnection) -> diesel::QueryResult<T>,
     ) -> Result<T, Error> {
-        let mut connection = self.get().await?;
+        let connection = self.get().await?;
+        self.bounded(connection, step).await
+    }
+
+    /// The same in one life of the database only: a connection may have been opened since to another server, which may not
+    /// know what this one was told last.
+    ///
+    /// # Errors
+    /// [`Error::Restarted`] if it is another life by now; nothing was asked then.
+    pub(crate) async fn run_in<T>(
+        &self,
+        history: u64,
+        step: impl AsyncFnOnce(&mut AsyncPgConnection) -> diesel::QueryResult<T>,
+    ) -> Result<T, Error> {
+        let connection = self.get().await?;
+        if self.history() != history {
+            return Err(Error::Restarted);
+        }
+        self.bounded(connection, step).await
+    }
+
+    async fn bounded<T>(
+        &self,
+        mut connection: Connection,
+        step: impl AsyncFnOnce(&mut AsyncPgConnection) -> diesel::QueryResult<T>,
+    ) -> Result<T, Error> {
         match tokio::time::timeout(self.answer, step(&mut connection)).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => {
