@@ -30,7 +30,7 @@ async fn after_the_claim() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn after_the_send_before_the_acknowledgement() {
-    let (stored, _) = killed_at("relay::sent@10+100ms").await;
+    let (stored, _) = killed_at("relay::sent@60+100ms").await;
     assert!(stored > 0, "what was sent had arrived");
 }
 
