@@ -19,6 +19,7 @@ impl Tenure {
     ) -> Result<(), Interrupted> {
         let Some(step) = link.chain.answered(ticket, &outcome) else { return Ok(()) };
         let rows = link.sent.remove(&ticket).unwrap_or_default();
+        link.sent_bytes -= rows.iter().map(|claimed| claimed.bytes).sum::<i64>();
         while link.deadlines.front().is_some_and(|(first, _)| !link.sent.contains_key(first)) {
             link.deadlines.pop_front();
         }

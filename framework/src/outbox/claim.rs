@@ -298,7 +298,7 @@ statement! {
          WHERE q.partition = ours.id AND q.state = 'delayed' AND q.next_attempt_at <= now()
          ORDER BY q.next_attempt_at LIMIT {rows} FOR UPDATE OF q SKIP LOCKED
      ), moved AS (
-        UPDATE tidings.pending q SET state = 'ready' FROM over WHERE q.partition = over.partition AND q.seq = over.seq
+        UPDATE tidings.pending q SET state = 'ready', next_attempt_at = NULL FROM over WHERE q.partition = over.partition AND q.seq = over.seq
         RETURNING q.seq, q.lane
      )
      SELECT seq, lane FROM moved

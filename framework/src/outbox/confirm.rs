@@ -47,13 +47,17 @@ impl Tenure {
         link.stored = later;
         let ready: VecDeque<(i64, Evidence)> = ready;
         if ready.is_empty() {
+            // An earlier one has no answer yet.
+            link.stored_at = Some(now);
             return None;
         }
         link.stored_at = (!link.stored.is_empty()).then_some(now);
         let (lanes, evidence): (Vec<i64>, Vec<Evidence>) = ready.into_iter().unzip();
-        let (pool, tenancy, incarnation) = (self.ground.pool.clone(), self.tenancy, link.publisher.incarnation());
+        let (pool, history) = (self.ground.pool.clone(), link.history);
+        let (tenancy, incarnation) = (self.tenancy, link.publisher.incarnation());
         Some(Task::spawn(async move {
-            let confirming = pool.run(async |connection| confirm(connection, &tenancy, incarnation, evidence).await);
+            let step = async |connection: &mut _| confirm(connection, &tenancy, incarnation, evidence).await;
+            let confirming = pool.run_in(history, step);
             (lanes, confirming.await)
         }))
     }

@@ -26,10 +26,12 @@ pub(super) struct Link {
     pub(super) queue_bytes: i64,
     pub(super) in_flight: FuturesUnordered<BoxFuture<'static, (Ticket, Outcome)>>,
     pub(super) sent: HashMap<Ticket, Vec<ClaimedRow>>,
+    /// Of the events in `sent`.
+    pub(super) sent_bytes: i64,
     pub(super) deadlines: VecDeque<(Ticket, Instant)>,
     pub(super) broken_at: Option<Instant>,
     /// Up to this sequence a message of an earlier connection may still come in. It would take the place of one of ours, and
-    /// those behind it would fit again, so none of them may be of the same lane.
+    /// those behind it would fit again, so none of them may be of the same lane, until the stream has reached it.
     pub(super) careful_until: u64,
     /// Rows of a broken run that were not stored.
     pub(super) back: Vec<ClaimedRow>,
@@ -66,6 +68,7 @@ impl Link {
             queue_bytes: 0,
             in_flight: FuturesUnordered::new(),
             sent: HashMap::new(),
+            sent_bytes: 0,
             deadlines: VecDeque::new(),
             broken_at: None,
             careful_until: if earlier { last.saturating_add(in_flight) } else { 0 },

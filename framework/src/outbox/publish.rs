@@ -66,6 +66,8 @@ pub(crate) struct Tenure {
     /// There was a connection before.
     linked: bool,
     link: Option<Link>,
+    /// A confirmation that a pass has left behind.
+    confirming: Option<Task<Confirming>>,
 }
 
 /// Why a pass ended early.
@@ -102,7 +104,14 @@ pub(crate) struct Rest {
 }
 
 impl Tenure {
-    pub(crate) fn new(ground: Ground, tenancy: Tenancy, trust: Arc<Trust>, wakes: watch::Receiver<u64>) -> Tenure {
+    /// `linked`: there may have been a connection of this tenancy before.
+    pub(crate) fn new(
+        ground: Ground,
+        tenancy: Tenancy,
+        trust: Arc<Trust>,
+        wakes: watch::Receiver<u64>,
+        linked: bool,
+    ) -> Tenure {
         telemetry::breaker(tenancy.partition, false);
         Tenure {
             ground,
@@ -114,8 +123,9 @@ impl Tenure {
             singly: 0,
             barren: 0,
             said_full: None,
-            linked: false,
+            linked,
             link: None,
+            confirming: None,
         }
     }
 
@@ -165,6 +175,10 @@ impl Tenure {
     }
 
     async fn open(&mut self) -> Result<Link, Interrupted> {
+        // It may still move the anchor: what it said of the stream has to be there before the stream is read.
+        if let Some(mut confirming) = self.confirming.take() {
+            let _ = confirming.join().await;
+        }
         let history = self.ground.pool.history();
         let spec = StreamSpec {
             source: self.ground.source.clone(),
@@ -174,7 +188,7 @@ impl Tenure {
         let publisher = self.ground.broker.publisher(spec).await.map_err(|error| Interrupted::Stopped(error.into()))?;
         event::Limits::lower_to(publisher.max_message_bytes());
         let (pool, horizon) = (&self.ground.pool, self.ground.limits.sync_horizon);
-        let reconciling = reconcile(pool, &*publisher, &self.ground.source, &self.tenancy, horizon);
+        let reconciling = reconcile(pool, history, &*publisher, &self.ground.source, &self.tenancy, horizon);
         let reconciled = reconciling.await;
         telemetry::stopped(self.tenancy.partition, matches!(reconciled, Err(Stopped::Foreign { .. })));
         let last = reconciled.map_err(|stopped| match stopped {
@@ -189,11 +203,17 @@ impl Tenure {
     }
 
     async fn run(&mut self, link: &mut Link) -> Result<Rest, Interrupted> {
+        let mut confirming = None;
+        let result = self.work(link, &mut confirming).await;
+        self.confirming = confirming;
+        result
+    }
+
+    async fn work(&mut self, link: &mut Link, confirming: &mut Option<Task<Confirming>>) -> Result<Rest, Interrupted> {
         self.check_position(link).await?;
         link.reader.hint();
         let barren = self.barren;
         let mut reading: Option<Task<Result<Answer, DatabaseError>>> = None;
-        let mut confirming: Option<Task<Confirming>> = None;
         loop {
             let now = Instant::now();
             // Tried once more in vain: the next try is the next pass.
@@ -209,7 +229,7 @@ impl Tenure {
             }
             if confirming.is_none() {
                 let idle = link.in_flight.is_empty() && (stops || (link.queue.is_empty() && reading.is_none()));
-                confirming = self.confirm(link, idle, now);
+                *confirming = self.confirm(link, idle, now);
             }
             let nothing_to_send = stops || (link.queue.is_empty() && reading.is_none());
             if nothing_to_send && link.in_flight.is_empty() && confirming.is_none() && link.stored.is_empty() {
@@ -231,7 +251,7 @@ impl Tenure {
                     self.took(link, answer.unwrap_or(Err(DatabaseError::Stopping))?);
                 }
                 done = async { confirming.as_mut().expect("guarded").join().await }, if confirming.is_some() => {
-                    confirming = None;
+                    *confirming = None;
                     self.confirmed(done)?;
                 }
                 () = until(deadline), if deadline.is_some() => {
@@ -271,15 +291,20 @@ impl Tenure {
     /// Sends as much as may be in flight. Trust is looked at before every message.
     async fn send(&mut self, link: &mut Link) -> Result<(), Interrupted> {
         let batch = link.publisher.batch().filter(|_| self.singly == 0 && self.barren == 0);
-        let careful = link.chain.expected() < link.careful_until;
+        let careful = link.chain.last() < link.careful_until;
         let limit = match batch {
             Some(_) if careful => 1,
             Some(_) => BATCHES_IN_FLIGHT,
             None if self.singly > 0 || self.barren > 0 => 1,
             None => self.ground.limits.in_flight,
         };
+        let bytes = i64::try_from(self.ground.limits.window_bytes).unwrap_or(i64::MAX);
         let mut publishes = 0;
-        while link.chain.in_flight() < limit && !link.chain.is_broken() && !link.queue.is_empty() && self.trust.holds()
+        while link.chain.in_flight() < limit
+            && link.sent_bytes < bytes
+            && !link.chain.is_broken()
+            && !link.queue.is_empty()
+            && self.trust.holds()
         {
             let want = batch.map_or(1, |most| most.min(BATCH));
             if want > 1 && link.queue.len() < SMALL_BATCH && link.chain.in_flight() > 0 {
@@ -299,9 +324,14 @@ impl Tenure {
             publishes += count;
             self.singly = self.singly.saturating_sub(count);
             let ticket = link.chain.sent(u64::try_from(count).unwrap_or(u64::MAX));
+            link.sent_bytes += rows.iter().map(|claimed| claimed.bytes).sum::<i64>();
             link.sent.insert(ticket, rows);
             link.deadlines.push_back((ticket, Instant::now() + link.publisher.answers_within()));
             link.in_flight.push(async move { (ticket, answer.await) }.boxed());
+            // What is only queued is not on its way: a process that is frozen now would send it when it wakes up.
+            if publishes % SENT_AT_ONCE < count {
+                tokio::task::yield_now().await;
+            }
         }
         telemetry::publishes(self.tenancy.partition, publishes);
         Ok(())
@@ -386,6 +416,8 @@ const BATCH_BYTES: usize = 4 * 1024 * 1024;
 const BATCHES_IN_FLIGHT: usize = 4;
 /// A batch that is smaller waits for more, while another one is under way.
 const SMALL_BATCH: usize = 32;
+/// Messages handed over before the connection, which runs on the same thread, writes them.
+const SENT_AT_ONCE: usize = 16;
 const POSITION_EVERY: Duration = Duration::from_secs(30);
 const UNTRUSTED: Duration = Duration::from_millis(100);
 const PROBES: Backoff = Backoff { min: Duration::from_millis(100), max: Duration::from_secs(2) };
