@@ -9,7 +9,7 @@ use futures_util::stream::FuturesUnordered;
 use super::claim::{Claimed, ClaimedRow};
 use super::confirm::Evidence;
 use super::lease::Tenancy;
-use super::publish::Limits;
+use super::publish::{BATCH, BATCHES_IN_FLIGHT, Limits};
 use super::read::{Bounds, Reader};
 use crate::broker::jetstream::subject_of;
 use crate::broker::{Message, Outage, Outcome, Publisher, Refusal};
@@ -52,7 +52,8 @@ impl Link {
         history: u64,
     ) -> Link {
         let now = Instant::now();
-        let in_flight = u64::try_from(limits.in_flight).unwrap_or(u64::MAX);
+        // What the earlier one may have had in flight: messages, or batches.
+        let in_flight = u64::try_from(limits.in_flight.max(BATCHES_IN_FLIGHT * BATCH)).unwrap_or(u64::MAX);
         let bounds = Bounds {
             rows: limits.window,
             bytes: i64::try_from(limits.window_bytes).unwrap_or(i64::MAX),

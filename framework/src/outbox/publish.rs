@@ -411,9 +411,9 @@ async fn until(time: Option<Instant>) {
 
 /// Lanes remembered, so that their next row need not be asked for.
 const MEMORY: usize = 100_000;
-const BATCH: usize = 500;
+pub(super) const BATCH: usize = 500;
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
-const BATCHES_IN_FLIGHT: usize = 4;
+pub(super) const BATCHES_IN_FLIGHT: usize = 4;
 /// A batch that is smaller waits for more, while another one is under way.
 const SMALL_BATCH: usize = 32;
 /// Messages handed over before the connection, which runs on the same thread, writes them.
