@@ -55,7 +55,9 @@ impl Tenure {
         let (lanes, evidence): (Vec<i64>, Vec<Evidence>) = ready.into_iter().unzip();
         let (pool, history) = (self.ground.pool.clone(), link.history);
         let (tenancy, incarnation) = (self.tenancy, link.publisher.incarnation());
-        Some(Task::spawn(async move {
+        // Not on the runtime of the link, which may end before it: the next one begins when this has an answer.
+        let engine = self.ground.pool.engine().clone();
+        Some(Task::spawn_on(&engine, async move {
             let step = async |connection: &mut _| confirm(connection, &tenancy, incarnation, evidence).await;
             let confirming = pool.run_in(history, step);
             (lanes, confirming.await)

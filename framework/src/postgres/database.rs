@@ -340,6 +340,11 @@ impl Pool {
         self.engine.spawn(async move { opener.open().await }).await.unwrap_or(Err(Error::Stopping))
     }
 
+    /// Where its connections live; what runs there outlives whoever asked for it.
+    pub(crate) fn engine(&self) -> &Handle {
+        &self.engine
+    }
+
     /// Closes idle connections; those in use are closed when they come back.
     pub(crate) fn close(&self) {
         self.inner.close();
