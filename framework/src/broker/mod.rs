@@ -58,7 +58,7 @@ impl fmt::Debug for Message {
 
 /// A broker of the right kind: durable streams that acknowledge what they stored, and durable consumers.
 ///
-/// All methods are called on the engine's runtime.
+/// All methods are called on the engine's runtime; those of a [`Publisher`] also on its own, where it has one.
 pub trait Broker: Send + Sync + 'static {
     /// What is wrong with its settings, found before anything is tried. Default: nothing.
     ///
